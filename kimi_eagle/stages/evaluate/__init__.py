@@ -1,0 +1,1 @@
+"""`evaluate`: a draft's acceptance length, where it will serve."""

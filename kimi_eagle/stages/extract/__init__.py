@@ -1,0 +1,1 @@
+"""`extract`: rows → the verifier's hidden states, kept by row."""

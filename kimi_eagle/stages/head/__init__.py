@@ -1,0 +1,1 @@
+"""`head`: what training needs of the verifier, and nothing else."""

@@ -1,0 +1,1 @@
+"""`prepare`: conversations → token-exact training rows."""

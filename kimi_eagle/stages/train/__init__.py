@@ -1,0 +1,1 @@
+"""`train`: hidden states → a draft."""

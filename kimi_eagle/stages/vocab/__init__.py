@@ -1,0 +1,1 @@
+"""`vocab`: rows → the draft's vocabulary."""

@@ -1,0 +1,34 @@
+"""The layer contract: what a stored hidden state *is*. Pure.
+
+Layer ids count the input embeddings as 0 (transformers' `hidden_states[i]`, vLLM's and
+speculators' ids): id i is the output of the i-th decoder layer. The last id, n, is the output of
+the last decoder layer *before* the final norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CONVENTION = "embeddings-are-0/last-before-final-norm"
+
+
+@dataclass(frozen=True)
+class LayerContract:
+    """Of states of shape [tokens, len(layers), hidden]."""
+
+    layers: tuple[int, ...]
+    """Aux layer ids ascending, then the id of the last layer."""
+    hidden_size: int
+    dtype: str
+    numerics: str
+    """The engine kind whose arithmetic made them: `vllm` or `transformers`."""
+    convention: str = CONVENTION
+
+    def document(self) -> dict[str, Any]:
+        """The contract as it enters row keys and shard metadata."""
+        return {**asdict(self), "layers": list(self.layers)}
+
+    @property
+    def bytes_per_token(self) -> int:
+        return len(self.layers) * self.hidden_size * 2
