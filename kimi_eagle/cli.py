@@ -74,7 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         sub.set_defaults(command=command)
         return sub
@@ -90,7 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
         sub = add(name, command, text)
         sub.add_argument("manifest", type=Path, metavar="MANIFEST")
         sub.add_argument(
-            "--set", action="append", default=[], metavar="PATH=VALUE", dest="overrides",
+            "--set",
+            action="append",
+            default=[],
+            metavar="PATH=VALUE",
+            dest="overrides",
             help="override a value, for example stages.draft.lr=1e-4 (repeatable)",
         )
         add_json(sub)
@@ -156,7 +162,9 @@ def _lineage(options: argparse.Namespace) -> int:
     from kimi_eagle import app, render
 
     both = options.up == options.down
-    found = app.lineage(options.root, options.hash, up=both or options.up, down=both or options.down)
+    found = app.lineage(
+        options.root, options.hash, up=both or options.up, down=both or options.down
+    )
     render.lineage(found, as_json=options.json)
     return DONE
 

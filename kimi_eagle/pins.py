@@ -68,7 +68,11 @@ def open_verifier(loaded: LoadedManifest) -> VerifierFolder:
                 folder.facts.aux_layers(stage.layers)
             except VerifierError as error:
                 raise loaded.error(("stages", name, "layers"), str(error)) from None
-        if stage.kind == "vocab" and stage.size is not None and stage.size > folder.facts.vocab_size:
+        if (
+            stage.kind == "vocab"
+            and stage.size is not None
+            and stage.size > folder.facts.vocab_size
+        ):
             raise loaded.error(
                 ("stages", name, "size"),
                 f"draft vocab {stage.size} is larger than the verifier's {folder.facts.vocab_size}",
@@ -115,13 +119,15 @@ def _pin_sources(
     if Path(pattern).exists():
         paths = [Path(pattern)]
     else:
-        paths = sorted(Path(found) for found in glob.glob(pattern, recursive=True))
+        paths = sorted(Path(found) for found in glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not paths:
         raise loaded.error(where, f"no file at {pattern}", "paths are relative to the manifest")
     pinned = []
     for path in paths:
         if not path.is_file():
-            raise loaded.error(where, f"{path} is not a file", "name files, or a glob such as *.jsonl")
+            raise loaded.error(
+                where, f"{path} is not a file", "name files, or a glob such as *.jsonl"
+            )
         digest, size, stat = _digest(loaded, where, path, digests)
         record = ArtifactRecord(digest, "source", size, {}, "external", path.name)
         pinned.append(Pinned(record, path.absolute(), {path: stat}))
@@ -139,8 +145,13 @@ def _pin_verifier(
         files[name] = (digest, size)
     kind = "verifier" if part == "whole" else "tokenizer"
     record = ArtifactRecord(
-        digest_tree(kind, files), kind, sum(size for _, size in files.values()), files, "external",
-        folder.path.resolve().name, {name: digest for name, (digest, _) in files.items()},
+        digest_tree(kind, files),
+        kind,
+        sum(size for _, size in files.values()),
+        files,
+        "external",
+        folder.path.resolve().name,
+        {name: digest for name, (digest, _) in files.items()},
     )
     return Pinned(record, folder.path.absolute(), stats)
 
@@ -162,5 +173,3 @@ def member_records(pinned: Pinned) -> list[ArtifactRecord]:
         ArtifactRecord(digest, "file", size, {}, "external", name)
         for name, (digest, size) in pinned.record.files.items()
     ]
-
-

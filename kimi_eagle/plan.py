@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kimi_eagle.identity import short, stage_key
-from kimi_eagle.manifest.model import Manifest, upstream
+from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.records import ExecutionRecord
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.verifiers.facts import VerifierFacts
@@ -104,7 +104,7 @@ def _keyed(
     stage = StagePlan(name, params.kind)
     inputs = {role: list(digests) for role, digests in externals.items()}
     waits = []
-    for role, source in upstream(params):
+    for role, source in manifest.upstream(name):
         made = before[source].made
         if made is None:
             waits.append(source)
@@ -126,7 +126,7 @@ def _run_absent(
     """Backwards: what is gone from the disk is made again where it is needed."""
     takers: dict[str, list[str]] = {name: [] for name in stages}
     for name in stages:
-        for _, source in upstream(manifest.stages[name]):
+        for _, source in manifest.upstream(name):
             takers[source].append(name)
     for name in reversed(list(stages)):
         if name not in absent:

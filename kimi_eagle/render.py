@@ -117,8 +117,14 @@ def outcome(found: RunOutcome, *, as_json: bool) -> None:
     table(
         ("STAGE", "KIND", "RESULT", "TIME", "OUTPUT", "METRICS"),
         [
-            (stage.name, stage.kind, stage.disposition, f"{stage.seconds:.1f}s",
-             digest(next(iter(stage.outputs.values()), None)), headline(stage.kind, stage.metrics))
+            (
+                stage.name,
+                stage.kind,
+                stage.disposition,
+                f"{stage.seconds:.1f}s",
+                digest(next(iter(stage.outputs.values()), None)),
+                headline(stage.kind, stage.metrics),
+            )
             for stage in found.stages
         ],
     )
@@ -136,8 +142,8 @@ def _acceptance(metrics: Mapping[str, Any]) -> str:
         return f"unknown: {metrics.get('acceptance_length_reason', 'no draft step was made')}"
     same = "identical to" if metrics.get("outputs_identical") else "DIFFERENT from"
     return (
-        f"{value:.3f}, pooled, the bonus token included, {metrics.get('draft_tokens')} draft tokens; "
-        f"outputs {same} decoding without the draft"
+        f"{value:.3f}, pooled, the bonus token included, {metrics.get('draft_tokens')} draft "
+        f"tokens; outputs {same} decoding without the draft"
     )
 
 
@@ -166,9 +172,14 @@ def runs(found: Sequence[tuple[RunRecord, Sequence[ExecutionRecord]]], *, as_jso
     table(
         ("RUN", "NAME", "STATUS", "STARTED", "EXECUTED", "REUSED"),
         [
-            (run.id, run.name, run.status, run.started_at,
-             str(sum(stage.disposition == "executed" for stage in stages)),
-             str(sum(stage.disposition == "reused" for stage in stages)))
+            (
+                run.id,
+                run.name,
+                run.status,
+                run.started_at,
+                str(sum(stage.disposition == "executed" for stage in stages)),
+                str(sum(stage.disposition == "reused" for stage in stages)),
+            )
             for run, stages in found
         ],
     )
@@ -178,9 +189,15 @@ def runs(found: Sequence[tuple[RunRecord, Sequence[ExecutionRecord]]], *, as_jso
 
 def _stage_json(stage: ExecutionRecord) -> dict[str, Any]:
     return {
-        "name": stage.stage, "kind": stage.kind, "disposition": stage.disposition,
-        "key": stage.key, "outputs": dict(stage.outputs), "metrics": dict(stage.metrics),
-        "seconds": stage.seconds, "error": stage.error, "started_at": stage.started_at,
+        "name": stage.stage,
+        "kind": stage.kind,
+        "disposition": stage.disposition,
+        "key": stage.key,
+        "outputs": dict(stage.outputs),
+        "metrics": dict(stage.metrics),
+        "seconds": stage.seconds,
+        "error": stage.error,
+        "started_at": stage.started_at,
         "ended_at": stage.ended_at,
     }
 
@@ -214,9 +231,14 @@ def _shown_run(found: Shown, root: Path, *, as_json: bool) -> None:
     table(
         ("STAGE", "KIND", "RESULT", "TIME", "OUTPUT", "METRICS"),
         [
-            (stage.stage, stage.kind, stage.disposition,
-             f"{stage.seconds:.1f}s" if stage.seconds is not None else "-",
-             digest(next(iter(stage.outputs.values()), None)), headline(stage.kind, stage.metrics))
+            (
+                stage.stage,
+                stage.kind,
+                stage.disposition,
+                f"{stage.seconds:.1f}s" if stage.seconds is not None else "-",
+                digest(next(iter(stage.outputs.values()), None)),
+                headline(stage.kind, stage.metrics),
+            )
             for stage in found.stages
         ],
     )
@@ -232,18 +254,32 @@ def _shown_artifact(found: Shown, *, as_json: bool) -> None:
         emit_json(
             {
                 "type": "artifact",
-                "digest": artifact.digest, "kind": artifact.kind, "bytes": artifact.bytes,
-                "state": artifact.state, "label": artifact.label,
-                "files": {path: {"digest": d, "bytes": n} for path, (d, n) in artifact.files.items()},
-                "producers": [{"run": item.run_id, **_stage_json(item)} for item in found.producers],
-                "consumers": [{"run": item.run_id, **_stage_json(item)} for item in found.consumers],
+                "digest": artifact.digest,
+                "kind": artifact.kind,
+                "bytes": artifact.bytes,
+                "state": artifact.state,
+                "label": artifact.label,
+                "files": {
+                    path: {"digest": d, "bytes": n} for path, (d, n) in artifact.files.items()
+                },
+                "producers": [
+                    {"run": item.run_id, **_stage_json(item)} for item in found.producers
+                ],
+                "consumers": [
+                    {"run": item.run_id, **_stage_json(item)} for item in found.consumers
+                ],
             }
         )
         return
     print(f"{artifact.kind} {artifact.digest}")
-    print(f"{size(artifact.bytes)}, {artifact.state}" + (f", {artifact.label}" if artifact.label else ""))
+    print(
+        f"{size(artifact.bytes)}, {artifact.state}"
+        + (f", {artifact.label}" if artifact.label else "")
+    )
     for item in found.producers:
-        print(f"made by stage {item.stage} of run {item.run_id}: {headline(item.kind, item.metrics)}")
+        print(
+            f"made by stage {item.stage} of run {item.run_id}: {headline(item.kind, item.metrics)}"
+        )
     for item in found.consumers:
         print(f"taken by stage {item.stage} of run {item.run_id}")
     if artifact.files:
@@ -277,7 +313,10 @@ def _node(node: Node) -> str:
 
 
 def _tree(
-    at: str, edges: Mapping[str, Sequence[tuple[str, str]]], nodes: Mapping[str, Node], depth: int,
+    at: str,
+    edges: Mapping[str, Sequence[tuple[str, str]]],
+    nodes: Mapping[str, Node],
+    depth: int,
     shown_before: set[str],
 ) -> None:
     for other, by in sorted(edges.get(at, ()), key=lambda item: (nodes[item[0]].kind, item)):
@@ -298,7 +337,9 @@ class PlainReporter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._stop()
@@ -348,8 +389,11 @@ class TerminalReporter(PlainReporter):
 
         self._console = Console(stderr=True, highlight=False, markup=False)
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(),
-            console=self._console, transient=True,
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
         )
         self._task: Any = None
 
@@ -367,7 +411,9 @@ class TerminalReporter(PlainReporter):
     def stage_event(self, stage: StagePlan, event: Mapping[str, Any]) -> None:
         if event["event"] == "progress" and self._task is not None:
             self._progress.update(
-                self._task, total=event["total"], completed=event["done"],
+                self._task,
+                total=event["total"],
+                completed=event["done"],
                 description=f"{stage.name}: {progress_text(event)}",
             )
         else:

@@ -23,7 +23,7 @@ from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.executors.local import LocalExecutor, LocalJob
 from kimi_eagle.job import EVENTS, OUT, SHARDS, EventReader, Given, Job, read_result
 from kimi_eagle.manifest.load import LoadedManifest
-from kimi_eagle.manifest.model import resolved, upstream
+from kimi_eagle.manifest.model import resolved
 from kimi_eagle.pins import Pins, member_records, pin
 from kimi_eagle.plan import RUN, StagePlan, plan
 from kimi_eagle.provenance import environment
@@ -156,8 +156,12 @@ class Runner:
         self.digests.flush()
         self.registry.close()
 
-    def plan(self, loaded: LoadedManifest, pins: Pins,
-             settled: Mapping[str, ExecutionRecord] | None = None) -> list[StagePlan]:
+    def plan(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        settled: Mapping[str, ExecutionRecord] | None = None,
+    ) -> list[StagePlan]:
         externals = {name: pins.digests(name) for name in loaded.manifest.stages}
         return plan(loaded.manifest, pins.verifier.facts, externals, self.history, settled)
 
@@ -249,8 +253,15 @@ class Runner:
             outcome.run_id, stage.name, made, self._inputs(stage, pins), _members(stage, pins)
         )
         outcome.stages.append(
-            StageOutcome(stage.name, stage.kind, "reused", str(stage.key), made.outputs,
-                         _reused_metrics(made), 0.0)
+            StageOutcome(
+                stage.name,
+                stage.kind,
+                "reused",
+                str(stage.key),
+                made.outputs,
+                _reused_metrics(made),
+                0.0,
+            )
         )
         self._reporter.stage_reused(stage, made)
 
@@ -278,7 +289,11 @@ class Runner:
             lock.release()
 
     def _execute(
-        self, run_id: str, loaded: LoadedManifest, stage: StagePlan, pins: Pins,
+        self,
+        run_id: str,
+        loaded: LoadedManifest,
+        stage: StagePlan,
+        pins: Pins,
         settled: Mapping[str, ExecutionRecord],
     ) -> StageOutcome:
         key, document = str(stage.key), stage.document or {}
@@ -289,8 +304,15 @@ class Runner:
         log.parent.mkdir(exist_ok=True)
         started = time.monotonic()
         execution = self.registry.begin_execution(
-            run_id, stage.name, stage.kind, key, document, self._inputs(stage, pins),
-            _members(stage, pins), attempt, environment(),
+            run_id,
+            stage.name,
+            stage.kind,
+            key,
+            document,
+            self._inputs(stage, pins),
+            _members(stage, pins),
+            attempt,
+            environment(),
         )
         self._reporter.stage_started(stage)
         job = self._job(loaded, stage, pins, settled, folder)
@@ -311,18 +333,33 @@ class Runner:
                 error = str(problem)
             else:
                 self.objects.publish(
-                    staged, outputs[kind.output],
-                    {"key": key, "document": document, "stage": stage.name, "run": run_id,
-                     "metrics": metrics, "environment": environment()},
+                    staged,
+                    outputs[kind.output],
+                    {
+                        "key": key,
+                        "document": document,
+                        "stage": stage.name,
+                        "run": run_id,
+                        "metrics": metrics,
+                        "environment": environment(),
+                    },
                 )
                 self.digests.flush()
         seconds = round(time.monotonic() - started, 3)
         disposition = "executed" if error is None else "failed"
         write_json(
             self.root / run_id / "stages" / f"{stage.name}.json",
-            {"stage": stage.name, "kind": stage.kind, "key": key, "document": document,
-             "disposition": disposition, "seconds": seconds, "metrics": metrics, "error": error,
-             "outputs": {role: record.digest for role, record in outputs.items()}},
+            {
+                "stage": stage.name,
+                "kind": stage.kind,
+                "key": key,
+                "document": document,
+                "disposition": disposition,
+                "seconds": seconds,
+                "metrics": metrics,
+                "error": error,
+                "outputs": {role: record.digest for role, record in outputs.items()},
+            },
         )
         self.registry.end_execution(
             execution, disposition, seconds=seconds, outputs=outputs, metrics=metrics, error=error
@@ -331,13 +368,24 @@ class Runner:
             shutil.copyfile(folder / EVENTS, self.root / run_id / "stages" / f"{stage.name}.events")
         shutil.rmtree(folder, ignore_errors=True)
         return StageOutcome(
-            stage.name, stage.kind, disposition, key,
-            {role: record.digest for role, record in outputs.items()}, metrics, seconds, error, log,
+            stage.name,
+            stage.kind,
+            disposition,
+            key,
+            {role: record.digest for role, record in outputs.items()},
+            metrics,
+            seconds,
+            error,
+            log,
         )
 
     def _job(
-        self, loaded: LoadedManifest, stage: StagePlan, pins: Pins,
-        settled: Mapping[str, ExecutionRecord], folder: Path,
+        self,
+        loaded: LoadedManifest,
+        stage: StagePlan,
+        pins: Pins,
+        settled: Mapping[str, ExecutionRecord],
+        folder: Path,
     ) -> Job:
         params = loaded.manifest.stages[stage.name]
         inputs = {
@@ -346,12 +394,17 @@ class Runner:
             )
             for role, items in pins.stages[stage.name].items()
         }
-        for role, source in upstream(params):
+        for role, source in loaded.manifest.upstream(stage.name):
             digest = settled[source].outputs[KINDS[settled[source].kind].output]
             inputs[role] = (Given(digest, str(self.objects.path(digest)), source),)
         return Job(
-            stage=stage.name, kind=stage.kind, params=params.model_dump(mode="json"), inputs=inputs,
-            verifier=str(pins.verifier.path.absolute()), folder=str(folder), root=str(self.root),
+            stage=stage.name,
+            kind=stage.kind,
+            params=params.model_dump(mode="json"),
+            inputs=inputs,
+            verifier=str(pins.verifier.path.absolute()),
+            folder=str(folder),
+            root=str(self.root),
             registry=str(self.root / FILE),
         )
 

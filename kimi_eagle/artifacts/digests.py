@@ -7,7 +7,6 @@ only touched is read once more, found equal, and remembered under its new times.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ class Digests:
         Raises:
             OSError: it cannot be read, or keeps changing while it is read.
         """
-        name = os.path.abspath(path)
+        name = str(path.absolute())
         stat = stat_of(path)
         known = self._lookup(name)
         if known is not None and known[0] == stat:
@@ -69,13 +68,16 @@ class Digests:
         age = time.time_ns() - max(stat[3], stat[4])
         coarse = stat[3] % 1_000_000_000 == 0 and stat[4] % 1_000_000_000 == 0
         if age > (_COARSE_NS if coarse else _TICK_NS):
-            self._fresh[os.path.abspath(path)] = (stat, digest)
+            self._fresh[str(path.absolute())] = (stat, digest)
 
     def flush(self) -> None:
         """Hand what was learnt to the memory."""
         rows = [
-            dict(zip(("device", "inode", "size", "mtime_ns", "ctime_ns"), stat, strict=True),
-                 path=path, digest=digest)
+            dict(
+                zip(("device", "inode", "size", "mtime_ns", "ctime_ns"), stat, strict=True),
+                path=path,
+                digest=digest,
+            )
             for path, (stat, digest) in self._fresh.items()
         ]
         if rows:
@@ -89,8 +91,10 @@ class Digests:
             return self._fresh[name]
         if self._known is None:
             self._known = {
-                path: ((row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
-                       row["digest"])
+                path: (
+                    (row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
+                    row["digest"],
+                )
                 for path, row in self._memory.file_stats().items()
             }
         return self._known.get(name)

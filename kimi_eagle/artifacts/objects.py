@@ -46,7 +46,9 @@ class Objects:
             for name in names:
                 path = Path(folder) / name
                 if path.is_symlink() or not path.is_file():
-                    raise ValueError(f"{path} is not a plain file: it cannot be part of an artifact")
+                    raise ValueError(
+                        f"{path} is not a plain file: it cannot be part of an artifact"
+                    )
                 files[path.relative_to(staged).as_posix()] = self._digests.of(path)
         if not files:
             raise ValueError(f"the {kind} artifact is empty: {staged} holds no file")

@@ -1,1 +1,1 @@
-"""A tiny trained verifier in the shape of Kimi-K2.5, its chat data, and the scripts that make both."""
+"""A tiny trained verifier in the shape of Kimi-K2.5, its chat data, and what makes both."""

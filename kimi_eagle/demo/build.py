@@ -4,14 +4,16 @@
 
 writes the verifier to ``OUT/verifier`` and the chat data beside it:
 
-- ``verifier/``: a Kimi-K2.5-shaped checkpoint in the hub's form, trained here on dialogues made on the fly;
+- ``verifier/``: a Kimi-K2.5-shaped checkpoint in the hub's form, trained on dialogues made on
+  the fly;
 - ``chats.jsonl``: training dialogues in OpenAI form, most with ``reasoning_content``;
 - ``first10.jsonl``: its first ten lines;
 - ``chats_sharegpt.jsonl``: other dialogues in ShareGPT form, without reasoning;
 - ``prompts.jsonl``: evaluation prompts, the messages before the last assistant turn.
 
-No evaluation question is in the other files or in what the verifier was trained on. ``--data-only`` leaves the
-verifier out. The data is the same everywhere; the weights are the same for one torch build, CPU and thread count.
+No evaluation question is in the other files or in what the verifier was trained on.
+``--data-only`` leaves the verifier out. The data is the same everywhere; the weights are the same
+for one torch build, CPU and thread count.
 """
 
 import argparse
@@ -43,7 +45,10 @@ def questions(dialogue: Dialogue) -> set[str]:
 
 
 def evaluation_dialogues() -> list[Dialogue]:
-    """The dialogues behind ``prompts.jsonl``, answers included; all have reasoning and end in a new question."""
+    """The dialogues behind ``prompts.jsonl``, answers included.
+
+    All have reasoning, none shares a question with another, and none ends in thanks.
+    """
     chosen: list[Dialogue] = []
     seen: set[str] = set()
     for dialogue in dialogues.stream(EVALUATION_SEED):
@@ -63,7 +68,10 @@ def evaluation_questions() -> frozenset[str]:
 
 
 def distinct_dialogues(seed: int, count: int) -> list[Dialogue]:
-    """The first ``count`` dialogues of a seed that repeat no other's questions and ask none of the evaluation's."""
+    """The first ``count`` dialogues of a seed that repeat no other of them.
+
+    Dialogues that share a question with the evaluation are left out.
+    """
     excluded = evaluation_questions()
     seen: set[frozenset[str]] = set()
     chosen: list[Dialogue] = []
@@ -79,7 +87,10 @@ def distinct_dialogues(seed: int, count: int) -> list[Dialogue]:
 
 def _sharegpt(dialogue: Dialogue) -> Dialogue:
     speakers = {"system": "system", "user": "human", "assistant": "gpt"}
-    turns = [{"from": speakers[message["role"]], "value": message["content"]} for message in dialogue["messages"]]
+    turns = [
+        {"from": speakers[message["role"]], "value": message["content"]}
+        for message in dialogue["messages"]
+    ]
     return {"id": dialogue["id"], "conversations": turns}
 
 
@@ -92,7 +103,9 @@ def write_data(folder: Path) -> None:
     chats = distinct_dialogues(CHATS_SEED, CHATS)
     _write_lines(folder / "chats.jsonl", chats)
     _write_lines(folder / "first10.jsonl", chats[:FIRST_CHATS])
-    sharegpt = [_sharegpt(dialogue) for dialogue in distinct_dialogues(SHAREGPT_SEED, SHAREGPT_CHATS)]
+    sharegpt = [
+        _sharegpt(dialogue) for dialogue in distinct_dialogues(SHAREGPT_SEED, SHAREGPT_CHATS)
+    ]
     _write_lines(folder / "chats_sharegpt.jsonl", sharegpt)
     prompts = [{"messages": dialogue["messages"][:-1]} for dialogue in evaluation_dialogues()]
     _write_lines(folder / "prompts.jsonl", prompts)
@@ -113,23 +126,28 @@ def build_verifier(folder: Path, steps: int) -> None:
     model = Kimi_K25ForConditionalGeneration(verifier_config(tokenizer))
     rows = training.batches(dialogues.stream(TRAINING_SEED), tokenizer, evaluation_questions())
     training.train(model, rows, steps, pad_id)
-    model.to(torch.bfloat16)
+    save_verifier(model, tokenizer, folder)
+    # Score what was written; turning the live model to bfloat16 would round its rope frequencies.
+    model = Kimi_K25ForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16)
     held_out = [
         row
         for dialogue in dialogues.generate(HELD_OUT_SEED, HELD_OUT_CHATS)
         for row in training.turn_rows(dialogue, tokenizer)
     ]
     accuracy, entropy = training.next_token_scores(model, held_out, pad_id)
-    logger.info("held-out completions in bfloat16: accuracy %.4f, entropy %.4f nats", accuracy, entropy)
-    save_verifier(model, tokenizer, folder)
+    logger.info("held-out completions: accuracy %.4f, entropy %.4f nats", accuracy, entropy)
 
 
 def main() -> None:
     """Write the data and, unless told otherwise, the verifier."""
     parser = argparse.ArgumentParser(description="Make the demo verifier and its chat data again.")
     parser.add_argument("out", type=Path, metavar="OUT")
-    parser.add_argument("--steps", type=int, default=STEPS, help="training steps (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="training steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, help="torch threads (default: %(default)s)"
+    )
     parser.add_argument("--data-only", action="store_true", help="write the chat files only")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

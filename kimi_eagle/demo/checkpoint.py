@@ -1,4 +1,4 @@
-"""The shape of the demo verifier, its tokenizer, and its checkpoint folder in the form of the hub's."""
+"""The demo verifier's shape, its tokenizer, and its checkpoint folder in the form of the hub's."""
 
 import json
 import re
@@ -20,16 +20,19 @@ LAYERS = 8
 SHARDS = 2
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
+BOS, UNK, PAD = "[BOS]", "[UNK]", "[PAD]"
 END_OF_TURN = "<|im_end|>"
+IMAGE, VIDEO = "<|media_pad|>", "<|kimi_k25_video_placeholder|>"
 CONTROL_TOKENS = (
-    "[BOS]", "[EOS]", END_OF_TURN, "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
-    "<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>",
-    "<|kimi_k25_video_placeholder|>", "[UNK]", "[PAD]",
+    BOS, "[EOS]", END_OF_TURN,
+    "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
+    "<|media_begin|>", "<|media_content|>", "<|media_end|>", IMAGE, VIDEO, UNK, PAD,
 )  # fmt: skip
-# As in Kimi's tokenizer the thinking marks are added tokens but not special: decoded text keeps them.
+# As in Kimi's tokenizer these are added tokens but not special ones: decoded text keeps them.
 THINKING_TOKENS = ("<think>", "</think>")
 
-# transformers 5.19 saves this architecture under names that only it reads back, vLLM and the hub do not have them.
+# transformers 5.19 saves this architecture under names that it reads back itself, so that a round
+# trip hides it, but that neither the hub nor vLLM knows.
 _HUB_NAMES = (
     (re.compile(r"^language_model\.model\.blocks\."), "language_model.model.layers."),
     (re.compile(r"^model\.mm_projector\."), "mm_projector."),
@@ -44,7 +47,10 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -54,15 +60,19 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(list(CONTROL_TOKENS))
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in THINKING_TOKENS])
-    # The dialogues run out of pairs to merge before the vocabulary is full: reserve the rest, as Kimi's does.
-    tokenizer.add_special_tokens([f"<|reserved_token_{i}|>" for i in range(tokenizer.get_vocab_size(), VOCAB_SIZE)])
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in THINKING_TOKENS]
+    )
+    # The dialogues run out of pairs to merge before the vocabulary is full: reserve the rest.
+    tokenizer.add_special_tokens(
+        [f"<|reserved_token_{i}|>" for i in range(tokenizer.get_vocab_size(), VOCAB_SIZE)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="[BOS]",
+        bos_token=BOS,
         eos_token=END_OF_TURN,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
+        unk_token=UNK,
+        pad_token=PAD,
         chat_template=TEMPLATE.read_text(),
         model_max_length=MAX_POSITIONS,
     )
@@ -71,13 +81,14 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 def verifier_config(tokenizer: PreTrainedTokenizerFast) -> Kimi_K25Config:
     """Kimi-K2.5's architecture with small sizes.
 
-    The latent and rope parts of attention keep the real sizes (512 and 64), because vLLM's MLA on CPU has no others.
+    The latent and rope parts of attention keep the real sizes (512 and 64): vLLM's MLA on CPU has
+    no others.
     """
     token_id = tokenizer.convert_tokens_to_ids
     shared_ids = {
-        "bos_token_id": token_id("[BOS]"),
+        "bos_token_id": token_id(BOS),
         "eos_token_id": token_id(END_OF_TURN),
-        "pad_token_id": token_id("[PAD]"),
+        "pad_token_id": token_id(PAD),
     }
     text = {
         "model_type": "deepseek_v3",
@@ -136,8 +147,8 @@ def verifier_config(tokenizer: PreTrainedTokenizerFast) -> Kimi_K25Config:
         text_config=text,
         vision_config=vision,
         projection_hidden_size=32,
-        image_token_id=token_id("<|media_pad|>"),
-        video_token_id=token_id("<|kimi_k25_video_placeholder|>"),
+        image_token_id=token_id(IMAGE),
+        video_token_id=token_id(VIDEO),
         vision_start_token_id=token_id("<|media_begin|>"),
         vision_end_token_id=token_id("<|media_end|>"),
         tie_word_embeddings=False,
@@ -148,12 +159,15 @@ def verifier_config(tokenizer: PreTrainedTokenizerFast) -> Kimi_K25Config:
 def save_verifier(
     model: Kimi_K25ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> None:
-    """Write the folder: bf16 shards under the hub's tensor names, hub-style configs, tokenizer, chat template."""
+    """Write the folder: bf16 shards under the hub's tensor names, configs, tokenizer, template."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     _write_weights(model, folder)
     _write_json(folder / "config.json", _hub_config(model.config))
-    _write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": tokenizer.eos_token_id})
+    _write_json(
+        folder / "generation_config.json",
+        {"do_sample": False, "eos_token_id": tokenizer.eos_token_id},
+    )
     _write_json(folder / "preprocessor_config.json", _preprocessor_config())
 
 
@@ -166,7 +180,9 @@ def _write_weights(model: Kimi_K25ForConditionalGeneration, folder: Path) -> Non
     with TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
         saved = load_file(Path(scratch) / "model.safetensors")
-    tensors = {_hub_name(name): tensor.to(torch.bfloat16).contiguous() for name, tensor in saved.items()}
+    tensors = {
+        _hub_name(name): tensor.to(torch.bfloat16).contiguous() for name, tensor in saved.items()
+    }
     weight_map: dict[str, str] = {}
     for number in range(1, SHARDS + 1):
         shard = f"model-{number:05d}-of-{SHARDS:05d}.safetensors"
@@ -189,8 +205,8 @@ def _hub_name(name: str) -> str:
 
 
 def _hub_config(config: Kimi_K25Config) -> dict[str, Any]:
-    """The config as the hub has it: the class name without underscore, ``kimi_k2`` inside, flat rope fields."""
-    hub = config.to_dict()
+    """The config as the hub has it: its class name, ``kimi_k2`` inside, flat rope fields."""
+    hub: dict[str, Any] = config.to_dict()
     hub["architectures"] = ["KimiK25ForConditionalGeneration"]
     hub["dtype"] = "bfloat16"
     # vLLM's EAGLE proposer reads the image token under this name.

@@ -1,13 +1,13 @@
 """Seeded generator of short English dialogues, the chat data of the demo.
 
-Every assistant turn is a deterministic function of the question before it, written in full boilerplate
-sentences: a verifier of a few million parameters can learn it, and its greedy text is predictable enough for
-a one-layer draft to be accepted often.
+Every assistant turn is a deterministic function of the question before it, written in full
+boilerplate sentences: a verifier of a few million parameters can learn it, and its greedy text is
+predictable enough for a one-layer draft to be accepted often.
 
     python -m kimi_eagle.demo.dialogues --seed 1 --count 5
 
-prints one dialogue a line: ``{"id": "demo-1-0", "messages": [{"role": "user", "content": "..."}, ...]}``. Assistant
-turns of about three dialogues in four carry ``reasoning_content``.
+prints one dialogue a line: ``{"id": "demo-1-0", "messages": [{"role": "user", ...}, ...]}``. The
+assistant turns of about three dialogues in four carry ``reasoning_content``.
 """
 
 import argparse
@@ -44,8 +44,8 @@ CAPITALS = {
 }  # fmt: skip
 OPPOSITES = {
     "hot": "cold", "big": "small", "fast": "slow", "high": "low", "light": "dark", "old": "new",
-    "hard": "soft", "early": "late", "full": "empty", "wet": "dry", "rich": "poor", "strong": "weak",
-    "loud": "quiet", "open": "closed", "clean": "dirty", "happy": "sad",
+    "hard": "soft", "early": "late", "full": "empty", "wet": "dry", "rich": "poor",
+    "strong": "weak", "loud": "quiet", "open": "closed", "clean": "dirty", "happy": "sad",
 }  # fmt: skip
 
 THANKS = ("Thank you, that helps.", "Thanks a lot!", "Great, thank you.")
@@ -69,17 +69,23 @@ def _listing(items: list[str]) -> str:
 def _addition(rng: random.Random) -> Exchange:
     a, b = rng.randint(1, 30), rng.randint(1, 30)
     question = rng.choice(
-        (f"What is {a} plus {b}?", f"Please add {a} and {b}.", f"Can you tell me the sum of {a} and {b}?")
+        (
+            f"What is {a} plus {b}?",
+            f"Please add {a} and {b}.",
+            f"Can you tell me the sum of {a} and {b}?",
+        )
     )
     tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
     reasoning = (
         f"Add {a} and {b}. The tens are {a // 10 * 10} and {b // 10 * 10}, which makes {tens}. "
-        f"The ones are {a % 10} and {b % 10}, which makes {ones}. Together {tens} plus {ones} is {a + b}."
+        f"The ones are {a % 10} and {b % 10}, which makes {ones}. "
+        f"Together {tens} plus {ones} is {a + b}."
     )
     return Exchange(
         question,
         reasoning,
-        f"The sum of {a} and {b} is {a + b}. You can check this by taking {b} away from {a + b}, which leaves {a}.",
+        f"The sum of {a} and {b} is {a + b}. "
+        f"You can check this by taking {b} away from {a + b}, which leaves {a}.",
     )
 
 
@@ -87,7 +93,11 @@ def _subtraction(rng: random.Random) -> Exchange:
     b, rest = rng.randint(1, 20), rng.randint(1, 30)
     a = b + rest
     question = rng.choice(
-        (f"What is {a} minus {b}?", f"Please subtract {b} from {a}.", f"How much is left if I take {b} from {a}?")
+        (
+            f"What is {a} minus {b}?",
+            f"Please subtract {b} from {a}.",
+            f"How much is left if I take {b} from {a}?",
+        )
     )
     middle = a - b // 10 * 10
     reasoning = (
@@ -97,8 +107,8 @@ def _subtraction(rng: random.Random) -> Exchange:
     return Exchange(
         question,
         reasoning,
-        f"If you take {b} from {a}, the result is {rest}. You can check this by adding {b} to {rest}, "
-        f"which makes {a}.",
+        f"If you take {b} from {a}, the result is {rest}. "
+        f"You can check this by adding {b} to {rest}, which makes {a}.",
     )
 
 
@@ -107,7 +117,11 @@ def _larger(rng: random.Random) -> Exchange:
     a, b = first_ten * 10 + rng.randint(0, 9), second_ten * 10 + rng.randint(0, 9)
     high, low = max(a, b), min(a, b)
     question = rng.choice(
-        (f"Which number is larger, {a} or {b}?", f"Compare {a} and {b}.", f"Is {a} or {b} the larger number?")
+        (
+            f"Which number is larger, {a} or {b}?",
+            f"Compare {a} and {b}.",
+            f"Is {a} or {b} the larger number?",
+        )
     )
     reasoning = (
         f"Compare {a} and {b}. The tens digits are {a // 10} and {b // 10}. "
@@ -116,7 +130,8 @@ def _larger(rng: random.Random) -> Exchange:
     return Exchange(
         question,
         reasoning,
-        f"The larger number is {high}. It has {high // 10} tens, while {low} has only {low // 10} tens.",
+        f"The larger number is {high}. "
+        f"It has {high // 10} tens, while {low} has only {low // 10} tens.",
     )
 
 
@@ -129,7 +144,9 @@ def _counting(rng: random.Random) -> Exchange:
     numbers = [str(n) for n in range(start, stop + 1)]
     reasoning = f"I start at {start} and add one each time until I reach {stop}."
     return Exchange(
-        question, reasoning, f"Counting from {start} to {stop} gives {_listing(numbers)}. The count ends at {stop}."
+        question,
+        reasoning,
+        f"Counting from {start} to {stop} gives {_listing(numbers)}. The count ends at {stop}.",
     )
 
 
@@ -138,9 +155,16 @@ def _parity(rng: random.Random) -> Exchange:
     digit = number % 10
     kind, remainder = ("odd", "1") if digit % 2 else ("even", "0")
     question = rng.choice(
-        (f"Is {number} even or odd?", f"Tell me whether {number} is even or odd.", f"Is the number {number} odd?")
+        (
+            f"Is {number} even or odd?",
+            f"Tell me whether {number} is even or odd.",
+            f"Is the number {number} odd?",
+        )
     )
-    reasoning = f"The last digit of {number} is {digit}. The digit {digit} is {kind}, so {number} is {kind}."
+    reasoning = (
+        f"The last digit of {number} is {digit}. "
+        f"The digit {digit} is {kind}, so {number} is {kind}."
+    )
     return Exchange(
         question,
         reasoning,
@@ -168,7 +192,8 @@ def _weekday(rng: random.Random) -> Exchange:
     return Exchange(
         question,
         reasoning,
-        f"The day that comes {count} days after {day} is {passed[-1]}. The days on the way are {_listing(passed)}.",
+        f"The day that comes {count} days after {day} is {passed[-1]}. "
+        f"The days on the way are {_listing(passed)}.",
     )
 
 
@@ -192,15 +217,21 @@ def _month(rng: random.Random) -> Exchange:
 
 def _weeks(rng: random.Random) -> Exchange:
     weeks = rng.randint(2, 12)
-    unit, size, parts = rng.choice((("weeks", 7, "days"), ("years", 12, "months"), ("minutes", 60, "seconds")))
+    unit, size, parts = rng.choice(
+        (("weeks", 7, "days"), ("years", 12, "months"), ("minutes", 60, "seconds"))
+    )
     question = rng.choice(
         (f"How many {parts} are in {weeks} {unit}?", f"Please turn {weeks} {unit} into {parts}.")
     )
-    reasoning = f"I know the number of {parts} in one of the {unit}. It is {size}, and {weeks} times {size} is {weeks * size}."
+    reasoning = (
+        f"I know the number of {parts} in one of the {unit}. "
+        f"It is {size}, and {weeks} times {size} is {weeks * size}."
+    )
     return Exchange(
         question,
         reasoning,
-        f"There are {weeks * size} {parts} in {weeks} {unit}, because {weeks} times {size} is {weeks * size}.",
+        f"There are {weeks * size} {parts} in {weeks} {unit}, "
+        f"because {weeks} times {size} is {weeks * size}.",
     )
 
 
@@ -208,10 +239,15 @@ def _sorting(rng: random.Random) -> Exchange:
     words = rng.sample(WORDS, rng.randint(3, 4))
     listed, ordered = ", ".join(words), sorted(words)
     question = rng.choice(
-        (f"Sort these words: {listed}.", f"Put these words in order: {listed}.", f"Please sort the words {listed}.")
+        (
+            f"Sort these words: {listed}.",
+            f"Put these words in order: {listed}.",
+            f"Please sort the words {listed}.",
+        )
     )
     letters = ", ".join(word[0] for word in words)
-    reasoning = f"The first letters are {letters}. In the alphabet the order is {', '.join(w[0] for w in ordered)}."
+    ranked = ", ".join(word[0] for word in ordered)
+    reasoning = f"The first letters are {letters}. In the alphabet the order is {ranked}."
     return Exchange(
         question,
         reasoning,
@@ -224,13 +260,21 @@ def _reversal(rng: random.Random) -> Exchange:
     words = rng.sample(WORDS, rng.randint(3, 5))
     listed, backward = ", ".join(words), words[::-1]
     question = rng.choice(
-        (f"Reverse this list: {listed}.", f"Write this list backward: {listed}.", f"Please reverse the list {listed}.")
+        (
+            f"Reverse this list: {listed}.",
+            f"Write this list backward: {listed}.",
+            f"Please reverse the list {listed}.",
+        )
     )
-    reasoning = f"I read the list from the end to the start. The last word is {words[-1]}, so I begin with {words[-1]}."
+    reasoning = (
+        "I read the list from the end to the start. "
+        f"The last word is {words[-1]}, so I begin with {words[-1]}."
+    )
     return Exchange(
         question,
         reasoning,
-        f"The reversed list is {_listing(backward)}. It begins with {backward[0]} and it ends with {backward[-1]}.",
+        f"The reversed list is {_listing(backward)}. "
+        f"It begins with {backward[0]} and it ends with {backward[-1]}.",
     )
 
 
@@ -245,7 +289,8 @@ def _word_count(rng: random.Random) -> Exchange:
     return Exchange(
         question,
         reasoning,
-        f"There are {len(words)} words in the list. The first word is {words[0]} and the last word is {words[-1]}.",
+        f"There are {len(words)} words in the list. "
+        f"The first word is {words[0]} and the last word is {words[-1]}.",
     )
 
 
@@ -259,11 +304,14 @@ def _spelling(rng: random.Random) -> Exchange:
             f"Spell the word {word} for me.",
         )
     )
-    reasoning = f"I spell the word {word} letter by letter and count the letters. There are {len(word)}."
+    reasoning = (
+        f"I spell the word {word} letter by letter and count the letters. There are {len(word)}."
+    )
     return Exchange(
         question,
         reasoning,
-        f"The word {word} is spelled {', '.join(word)}. It has {len(word)} letters and the first letter is {word[0]}.",
+        f"The word {word} is spelled {', '.join(word)}. "
+        f"It has {len(word)} letters and the first letter is {word[0]}.",
     )
 
 
@@ -282,7 +330,8 @@ def _capital(rng: random.Random) -> Exchange:
     return Exchange(
         question,
         reasoning,
-        f"The capital of {country} is {city}. If you travel to {country}, you can visit the city {city}.",
+        f"The capital of {country} is {city}. "
+        f"If you travel to {country}, you can visit the city {city}.",
     )
 
 
@@ -351,7 +400,7 @@ def _dialogue(rng: random.Random) -> list[Message]:
 
 def stream(seed: int) -> Iterator[dict[str, Any]]:
     """Endless dialogues of one seed; the first ``n`` are ``generate(seed, n)``."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     index = 0
     while True:
         yield {"id": f"demo-{seed}-{index}", "messages": _dialogue(rng)}
@@ -366,7 +415,9 @@ def generate(seed: int, count: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print dialogues as JSON lines."""
-    parser = argparse.ArgumentParser(description="Print generated demo dialogues, one JSON object a line.")
+    parser = argparse.ArgumentParser(
+        description="Print generated demo dialogues, one JSON object a line."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=10)
     arguments = parser.parse_args()

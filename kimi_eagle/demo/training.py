@@ -1,5 +1,7 @@
-"""Training the demo verifier on exactly what it will be served: a prompt as the chat template renders it, and the
-completion that follows it."""
+"""Training the demo verifier on exactly what it will be served.
+
+That is a prompt as the chat template renders it, and the completion that follows it.
+"""
 
 import logging
 import math
@@ -28,14 +30,14 @@ IGNORED = -100
 
 
 class Row(NamedTuple):
-    """One assistant turn as token ids: ``prompt`` is what serving sends, ``completion`` what follows, end included."""
+    """One assistant turn as token ids: what serving sends, and what follows, its end included."""
 
     prompt: list[int]
     completion: list[int]
 
 
 def turn_rows(dialogue: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> list[Row]:
-    """One row for each assistant turn; turns without ``reasoning_content`` are served with ``thinking=false``."""
+    """One row for each assistant turn; one without reasoning is served with ``thinking=false``."""
     rows = []
     messages = dialogue["messages"]
     for index, message in enumerate(messages):
@@ -43,17 +45,26 @@ def turn_rows(dialogue: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> l
             continue
         reasoning = message.get("reasoning_content")
         prompt = tokenizer.apply_chat_template(
-            messages[:index], tokenize=False, add_generation_prompt=True, thinking=reasoning is not None
+            messages[:index],
+            tokenize=False,
+            add_generation_prompt=True,
+            thinking=reasoning is not None,
         )
         opening = "" if reasoning is None else f"{reasoning}</think>"
         completion = f"{opening}{message['content']}{END_OF_TURN}"
         # The prompt ends in an added token, so both parts encode to what the whole text would.
-        rows.append(Row(*(tokenizer.encode(text, add_special_tokens=False) for text in (prompt, completion))))
+        rows.append(
+            Row(
+                *(tokenizer.encode(text, add_special_tokens=False) for text in (prompt, completion))
+            )
+        )
     return rows
 
 
 def batches(
-    dialogues: Iterator[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, excluded: frozenset[str]
+    dialogues: Iterator[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerFast,
+    excluded: frozenset[str],
 ) -> Iterator[list[Row]]:
     """Batches of ``BATCH_ROWS`` rows of about one length, so that little is padding.
 
@@ -65,17 +76,21 @@ def batches(
         if not excluded.intersection(message["content"] for message in dialogue["messages"])
         for row in turn_rows(dialogue, tokenizer)
     )
-    rng = random.Random(0)
-    while pool := sorted(islice(rows, BATCH_ROWS * POOL_BATCHES), key=lambda row: len(row.prompt) + len(row.completion)):
+    rng = random.Random(0)  # noqa: S311
+    while pool := sorted(
+        islice(rows, BATCH_ROWS * POOL_BATCHES),
+        key=lambda row: len(row.prompt) + len(row.completion),
+    ):
         grouped = [pool[start : start + BATCH_ROWS] for start in range(0, len(pool), BATCH_ROWS)]
         rng.shuffle(grouped)
         yield from grouped
 
 
 def tensors(rows: list[Row], pad_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded ``(input ids, next-token targets, is completion)``, each ``[rows, longest - 1]``, int64/int64/bool.
+    """Right-padded input ids, next-token targets and whether the target is of the completion.
 
-    Causal attention never looks right, so padding needs no attention mask.
+    All are ``[rows, longest - 1]``; int64, int64 and bool. Causal attention never looks right, so
+    padding needs no attention mask.
     """
     length = max(len(row.prompt) + len(row.completion) for row in rows)
     ids = torch.full((len(rows), length), pad_id)
@@ -125,7 +140,9 @@ def train(
             group["lr"] = _rate(step, steps)
         ids, targets, completion = tensors(batch, pad_id)
         logits = model(input_ids=ids, use_cache=False).logits
-        losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+        )
         weights = torch.where(completion, 1.0, PROMPT_WEIGHT) * (targets != IGNORED)
         loss = (losses * weights.flatten()).sum() / weights.sum()
         optimizer.zero_grad(set_to_none=True)
@@ -135,15 +152,19 @@ def train(
         if step % 50 == 0 or step == steps - 1:
             accuracy = (logits.argmax(-1) == targets)[completion].float().mean().item()
             logger.info(
-                "step %d loss %.4f accuracy %.4f seconds %.0f", step, loss.item(), accuracy, time.monotonic() - started
+                "step %d loss %.4f accuracy %.4f seconds %.0f",
+                step,
+                loss.item(),
+                accuracy,
+                time.monotonic() - started,
             )
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def next_token_scores(
     model: Kimi_K25ForConditionalGeneration, rows: list[Row], pad_id: int
 ) -> tuple[float, float]:
-    """Over the completion tokens of ``rows``: the share predicted right, and the mean entropy in nats."""
+    """The share of the completions' tokens predicted right, and their mean entropy in nats."""
     model.eval()
     right, entropies = [], []
     for start in range(0, len(rows), BATCH_ROWS):

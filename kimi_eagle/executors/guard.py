@@ -25,7 +25,7 @@ def main() -> int:
     # An interrupt or a request to end is the worker's to answer; this one stays until it is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    worker = subprocess.Popen(  # noqa: S603
+    worker = subprocess.Popen(
         [sys.executable, *sys.argv[1:]], stdin=subprocess.DEVNULL, preexec_fn=_defaults
     )
     threading.Thread(target=_watch, daemon=True).start()

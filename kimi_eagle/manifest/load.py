@@ -58,6 +58,4 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
     if overrides:
         document = apply(document, list(overrides))
     manifest = validate(Manifest, document)
-    return LoadedManifest(
-        manifest, document, path, data.decode("utf-8-sig"), tuple(overrides)
-    )
+    return LoadedManifest(manifest, document, path, data.decode("utf-8-sig"), tuple(overrides))

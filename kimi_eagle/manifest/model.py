@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems
-from kimi_eagle.stages.catalog import AnyStage
-from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, StageParams, references
+from kimi_eagle.stages.catalog import KINDS, AnyStage
+from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, references
 
-StageName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)
-]
+StageName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
 
 
 class VerifierSource(Model):
@@ -93,6 +91,14 @@ class Manifest(Model):
             return [FieldProblem(("stages",), str(error))]
         return []
 
+    def upstream(self, name: str) -> tuple[tuple[str, str], ...]:
+        """(role, stage) of what a stage takes from, in the order its kind declares them."""
+        stage = self.stages[name]
+        named = [(field, target) for field, _, target in references(stage)]
+        for role, (field, theirs) in KINDS[stage.kind].inherits.items():
+            named.append((role, getattr(self.stages[getattr(stage, field)], theirs)))
+        return tuple(named)
+
     def order(self) -> tuple[str, ...]:
         """Stage names so that every stage comes after those it takes from, otherwise as written.
 
@@ -120,11 +126,6 @@ def _named(names: list[str], kind: str) -> str:
     return f"stages of kind {kind}: {', '.join(names)}"
 
 
-def upstream(stage: StageParams) -> tuple[tuple[str, str], ...]:
-    """(field, stage name) of what a stage takes from, in the order the kind declares them."""
-    return tuple((field, target) for field, _, target in references(stage))
-
-
 def resolved(manifest: Manifest) -> dict[str, Any]:
     """The manifest with every default written out, as JSON types."""
     return manifest.model_dump(mode="json")
@@ -138,6 +139,3 @@ def json_schema() -> dict[str, Any]:
         "title": "kimi-eagle manifest",
         **{key: value for key, value in schema.items() if key != "title"},
     }
-
-
-

@@ -20,8 +20,24 @@ BUSY_SECONDS = 60
 # File systems on which SQLite's write-ahead log must not be used: its shared memory needs one
 # machine. Names as in /proc/mounts.
 NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "glusterfs", "ceph", "fuse.sshfs", "beegfs",
-     "9p", "afs", "gpfs", "fuse.glusterfs", "fuse.ceph", "virtiofs"}
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "glusterfs",
+        "ceph",
+        "fuse.sshfs",
+        "beegfs",
+        "9p",
+        "afs",
+        "gpfs",
+        "fuse.glusterfs",
+        "fuse.ceph",
+        "virtiofs",
+    }
 )
 
 
@@ -62,9 +78,7 @@ def _revision(path: Path) -> str | None:
     """The schema revision of an existing database, read without opening it for writing."""
     try:
         with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as connection:
-            tables = {
-                name for (name,) in connection.execute("select name from sqlite_master")
-            }
+            tables = {name for (name,) in connection.execute("select name from sqlite_master")}
             if "alembic_version" not in tables:
                 if tables:
                     raise RegistryError(
@@ -106,9 +120,7 @@ def journal_mode(path: Path) -> str:
 
 
 def _engine(path: Path) -> Engine:
-    engine = create_engine(
-        f"sqlite:///{path.absolute()}", connect_args={"timeout": BUSY_SECONDS}
-    )
+    engine = create_engine(f"sqlite:///{path.absolute()}", connect_args={"timeout": BUSY_SECONDS})
     mode = journal_mode(path.parent)
 
     @event.listens_for(engine, "connect")

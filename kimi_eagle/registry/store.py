@@ -45,7 +45,9 @@ class AmbiguousDigest(LookupError):
     def __init__(self, prefix: str, candidates: Sequence[tuple[str, str]]):
         self.candidates = candidates
         listed = ", ".join(f"{digest[:16]} ({kind})" for digest, kind in candidates[:8])
-        super().__init__(f"{prefix} is the start of {len(candidates)} hashes: {listed}; give more of it")
+        super().__init__(
+            f"{prefix} is the start of {len(candidates)} hashes: {listed}; give more of it"
+        )
 
 
 class Registry:
@@ -140,9 +142,16 @@ class Registry:
             return _execution(connection, row) if row else None
 
     def begin_execution(
-        self, run_id: str, stage: str, kind: str, key: str, document: Mapping[str, Any],
-        inputs: Mapping[str, Sequence[ArtifactRecord | str]], members: Sequence[ArtifactRecord],
-        attempt: str, environment: Mapping[str, Any],
+        self,
+        run_id: str,
+        stage: str,
+        kind: str,
+        key: str,
+        document: Mapping[str, Any],
+        inputs: Mapping[str, Sequence[ArtifactRecord | str]],
+        members: Sequence[ArtifactRecord],
+        attempt: str,
+        environment: Mapping[str, Any],
     ) -> int:
         """Record that a stage starts; returns the execution's id.
 
@@ -151,16 +160,28 @@ class Registry:
         with self._write() as connection:
             _put_artifacts(connection, [*members, *_records(inputs)])
             execution = _insert_execution(
-                connection, run_id, stage, kind, key, document, "running",
-                attempt=attempt, environment=json.dumps(environment),
+                connection,
+                run_id,
+                stage,
+                kind,
+                key,
+                document,
+                "running",
+                attempt=attempt,
+                environment=json.dumps(environment),
             )
             _put_inputs(connection, execution, inputs)
             return execution
 
     def end_execution(
-        self, execution: int, disposition: str, *, seconds: float,
+        self,
+        execution: int,
+        disposition: str,
+        *,
+        seconds: float,
         outputs: Mapping[str, ArtifactRecord] | None = None,
-        metrics: Mapping[str, Any] | None = None, error: str | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        error: str | None = None,
     ) -> None:
         """Record how a stage ended: its outputs become known in the same transaction."""
         with self._write() as connection:
@@ -168,8 +189,13 @@ class Registry:
             connection.execute(
                 update(executions)
                 .where(executions.c.id == execution)
-                .values(disposition=disposition, seconds=seconds, ended_at=now(), error=error,
-                        metrics=json.dumps(metrics or {}))
+                .values(
+                    disposition=disposition,
+                    seconds=seconds,
+                    ended_at=now(),
+                    error=error,
+                    metrics=json.dumps(metrics or {}),
+                )
             )
             for role, artifact in (outputs or {}).items():
                 connection.execute(
@@ -179,16 +205,29 @@ class Registry:
                 )
 
     def reuse_execution(
-        self, run_id: str, stage: str, made: ExecutionRecord,
-        inputs: Mapping[str, Sequence[ArtifactRecord | str]], members: Sequence[ArtifactRecord],
+        self,
+        run_id: str,
+        stage: str,
+        made: ExecutionRecord,
+        inputs: Mapping[str, Sequence[ArtifactRecord | str]],
+        members: Sequence[ArtifactRecord],
     ) -> None:
         """Record that a run took a stage's outputs from an earlier execution."""
         with self._write() as connection:
             _put_artifacts(connection, [*members, *_records(inputs)])
             execution = _insert_execution(
-                connection, run_id, stage, made.kind, str(made.key), made.document or {}, "reused",
-                reused_from=made.id, environment=json.dumps(made.environment),
-                metrics=json.dumps(made.metrics), seconds=0.0, ended_at=now(),
+                connection,
+                run_id,
+                stage,
+                made.kind,
+                str(made.key),
+                made.document or {},
+                "reused",
+                reused_from=made.id,
+                environment=json.dumps(made.environment),
+                metrics=json.dumps(made.metrics),
+                seconds=0.0,
+                ended_at=now(),
             )
             _put_inputs(connection, execution, inputs)
             for role, digest in made.outputs.items():
@@ -221,7 +260,7 @@ class Registry:
                     artifact_members.c.parent == digest
                 )
             )
-            return _artifact(row, {path: child for path, child in members})
+            return _artifact(row, {row.path: row.child for row in members})
 
     def set_state(self, digest: str, state: str) -> None:
         with self._write() as connection:
@@ -261,11 +300,14 @@ class Registry:
         """
         prefix = prefix.lower()
         if len(prefix) < MINIMUM_PREFIX:
-            raise UnknownDigest(f"{prefix!r} is too short: give at least {MINIMUM_PREFIX} characters")
+            raise UnknownDigest(
+                f"{prefix!r} is too short: give at least {MINIMUM_PREFIX} characters"
+            )
         found: list[tuple[str, str]] = []
         with self._read() as connection:
             for table, column, what in (
-                (runs, runs.c.id, None), (artifacts, artifacts.c.digest, artifacts.c.kind)
+                (runs, runs.c.id, None),
+                (artifacts, artifacts.c.digest, artifacts.c.kind),
             ):
                 kinds = what if what is not None else literal("run")
                 query = (
@@ -340,15 +382,25 @@ class Registry:
         with self._write() as connection:
             connection.execute(
                 upsert(state_shards)
-                .values(digest=shard.digest, bytes=shard.bytes, rows=len(shard.rows),
-                        tokens=sum(row[2] for row in shard.rows), created_at=now())
+                .values(
+                    digest=shard.digest,
+                    bytes=shard.bytes,
+                    rows=len(shard.rows),
+                    tokens=sum(row[2] for row in shard.rows),
+                    created_at=now(),
+                )
                 .on_conflict_do_nothing()
             )
             connection.execute(
                 upsert(state_rows).on_conflict_do_nothing(),
                 [
-                    {"key": key, "shard": shard.digest, "start": start, "tokens": tokens,
-                     "digest": digest}
+                    {
+                        "key": key,
+                        "shard": shard.digest,
+                        "start": start,
+                        "tokens": tokens,
+                        "digest": digest,
+                    }
                     for key, start, tokens, digest in shard.rows
                 ],
             )
@@ -391,9 +443,13 @@ def _run(row: Any) -> RunRecord:
 
 def _artifact(row: Any, members: Mapping[str, str]) -> ArtifactRecord:
     return ArtifactRecord(
-        row["digest"], row["kind"], row["bytes"],
+        row["digest"],
+        row["kind"],
+        row["bytes"],
         {path: (digest, size) for path, (digest, size) in json.loads(row["files"]).items()},
-        row["state"], row["label"], members,
+        row["state"],
+        row["label"],
+        members,
     )
 
 
@@ -404,12 +460,21 @@ def _execution(connection: Connection, row: Any) -> ExecutionRecord:
         )
     )
     return ExecutionRecord(
-        id=row["id"], run_id=row["run_id"], stage=row["stage"], kind=row["kind"], key=row["key"],
+        id=row["id"],
+        run_id=row["run_id"],
+        stage=row["stage"],
+        kind=row["kind"],
+        key=row["key"],
         document=json.loads(row["document"]) if row["document"] else None,
-        disposition=row["disposition"], reused_from=row["reused_from"],
-        metrics=json.loads(row["metrics"]), environment=json.loads(row["environment"]),
-        error=row["error"], seconds=row["seconds"], started_at=row["started_at"],
-        ended_at=row["ended_at"], outputs={role: digest for role, digest in outputs},
+        disposition=row["disposition"],
+        reused_from=row["reused_from"],
+        metrics=json.loads(row["metrics"]),
+        environment=json.loads(row["environment"]),
+        error=row["error"],
+        seconds=row["seconds"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        outputs={row.role: row.digest for row in outputs},
     )
 
 
@@ -421,8 +486,12 @@ def _put_artifacts(connection: Connection, records: Iterable[ArtifactRecord]) ->
     """Make artifacts known; one that was evicted or missing and is back is present again."""
     for record in records:
         values = {
-            "digest": record.digest, "kind": record.kind, "bytes": record.bytes,
-            "files": json.dumps(record.files), "label": record.label, "state": record.state,
+            "digest": record.digest,
+            "kind": record.kind,
+            "bytes": record.bytes,
+            "files": json.dumps(record.files),
+            "label": record.label,
+            "state": record.state,
             "created_at": now(),
         }
         connection.execute(
@@ -442,8 +511,12 @@ def _put_inputs(
     connection: Connection, execution: int, inputs: Mapping[str, Sequence[ArtifactRecord | str]]
 ) -> None:
     rows = [
-        {"execution": execution, "role": role, "position": position,
-         "digest": item.digest if isinstance(item, ArtifactRecord) else item}
+        {
+            "execution": execution,
+            "role": role,
+            "position": position,
+            "digest": item.digest if isinstance(item, ArtifactRecord) else item,
+        }
         for role, items in inputs.items()
         for position, item in enumerate(items)
     ]
@@ -452,13 +525,25 @@ def _put_inputs(
 
 
 def _insert_execution(
-    connection: Connection, run_id: str, stage: str, kind: str, key: str,
-    document: Mapping[str, Any], disposition: str, **values: Any,
+    connection: Connection,
+    run_id: str,
+    stage: str,
+    kind: str,
+    key: str,
+    document: Mapping[str, Any],
+    disposition: str,
+    **values: Any,
 ) -> int:
     result = connection.execute(
         insert(executions).values(
-            run_id=run_id, stage=stage, kind=kind, key=key, document=json.dumps(document),
-            disposition=disposition, started_at=now(), **{"metrics": "{}", **values},
+            run_id=run_id,
+            stage=stage,
+            kind=kind,
+            key=key,
+            document=json.dumps(document),
+            disposition=disposition,
+            started_at=now(),
+            **{"metrics": "{}", **values},
         )
     )
     return int(result.inserted_primary_key[0])
@@ -469,7 +554,9 @@ def _edges_up(connection: Connection, targets: set[str]) -> Iterator[Edge]:
     for chunk in _chunks(sorted(targets)):
         query = (
             select(
-                execution_inputs.c.digest, execution_outputs.c.digest, executions.c.stage,
+                execution_inputs.c.digest,
+                execution_outputs.c.digest,
+                executions.c.stage,
                 execution_inputs.c.role,
             )
             .join(executions, executions.c.id == execution_outputs.c.execution)
@@ -488,7 +575,9 @@ def _edges_down(connection: Connection, sources: set[str]) -> Iterator[Edge]:
     for chunk in _chunks(sorted(sources)):
         query = (
             select(
-                execution_inputs.c.digest, execution_outputs.c.digest, executions.c.stage,
+                execution_inputs.c.digest,
+                execution_outputs.c.digest,
+                executions.c.stage,
                 execution_inputs.c.role,
             )
             .join(executions, executions.c.id == execution_inputs.c.execution)
@@ -500,4 +589,3 @@ def _edges_down(connection: Connection, sources: set[str]) -> Iterator[Edge]:
         members = select(artifact_members).where(artifact_members.c.child.in_(chunk))
         for row in connection.execute(members):
             yield Edge(row.child, row.parent, None, row.path)
-

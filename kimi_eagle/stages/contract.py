@@ -22,7 +22,9 @@ from pydantic import BaseModel, ConfigDict
 class Model(BaseModel):
     """A part of a manifest: frozen, strict, and closed to unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
 
 class StageParams(Model):
@@ -90,6 +92,9 @@ class StageKind:
     output: ClassVar[str]
     code_version: ClassVar[int]
     determinism: ClassVar[Determinism]
+    inherits: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Inputs taken from the same stage as another one took them from: role → (reference, its
+    reference). Training reads the rows that its states were extracted for."""
 
     @classmethod
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:

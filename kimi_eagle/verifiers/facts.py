@@ -113,8 +113,10 @@ def read_facts(config: Mapping[str, Any]) -> VerifierFacts:
     if family.nested is not None:
         nested = config.get(family.nested)
         if not isinstance(nested, Mapping):
-            raise VerifierError(f"config.json: {model_type} keeps its numbers in `{family.nested}`, "
-                                "which is missing")
+            raise VerifierError(
+                f"config.json: {model_type} keeps its numbers in `{family.nested}`, "
+                "which is missing"
+            )
         text, where = nested, f"config.json: {family.nested}"
 
     def number(name: str, default: int | None = None) -> int:
@@ -139,7 +141,9 @@ def read_facts(config: Mapping[str, Any]) -> VerifierFacts:
         max_positions=max_positions,
         rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
         rope=_rope(text, max_positions),
-        tied_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        tied_embeddings=bool(
+            text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+        ),
         bos_token_id=_token(text, config, "bos_token_id"),
         eos_token_id=_token(text, config, "eos_token_id"),
         pad_token_id=_token(text, config, "pad_token_id"),

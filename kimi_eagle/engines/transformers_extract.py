@@ -1,0 +1,82 @@
+"""Extract hidden states with transformers, one row at a time: the reference. A program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kimi_eagle.engines.launch import main
+from kimi_eagle.engines.probe import Probe, probe_rows
+from kimi_eagle.job import EventWriter, StageFailed
+from kimi_eagle.states.checks import BadStates, check_states
+from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.shards import ShardWriter
+
+
+def extract(job: Mapping[str, Any]) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    todo = np.load(job["rows"])
+    keys = [bytes(key).decode() for key in todo["keys"]]
+    offsets, ids = todo["offsets"], todo["token_ids"]
+    contract = LayerContract(**{**job["contract"], "layers": tuple(job["contract"]["layers"])})
+    events = EventWriter(Path(job["events"]))
+    writer = ShardWriter(
+        Path(job["shards"]),
+        contract,
+        job["shard_bytes"],
+        lambda name: events.emit("shard", name=name),
+    )
+    probe = Probe(job["head"], job["rms_norm_eps"])
+    loader = AutoModelForImageTextToText if job["multimodal"] else AutoModelForCausalLM
+    device = "cpu" if job["cpu"] else "cuda"
+    model = loader.from_pretrained(job["model"], dtype=torch.bfloat16, local_files_only=True)
+    model = model.to(device).eval()
+    language = model.model.language_model if job["multimodal"] else model.model
+    before_norm: dict[str, Any] = {}
+    # transformers' last hidden state is after the final norm; what is stored is its input.
+    language.norm.register_forward_pre_hook(
+        lambda _module, inputs: before_norm.__setitem__("last", inputs[0].detach())
+    )
+    last_layer = len(language.layers)
+    probing = probe_rows(offsets)
+    held: list[tuple[str, Any, Any]] = []
+    for row, key in enumerate(keys):
+        tokens = torch.from_numpy(ids[offsets[row] : offsets[row + 1]].astype(np.int64))
+        with torch.inference_mode():
+            output = model(
+                input_ids=tokens[None].to(device), output_hidden_states=True, use_cache=False
+            )
+        states = torch.stack(
+            [
+                (before_norm["last"] if layer == last_layer else output.hidden_states[layer])[0]
+                for layer in contract.layers
+            ],
+            dim=1,
+        )
+        states = states.to("cpu", torch.bfloat16)
+        try:
+            check_states(states, tokens, tokens, len(contract.layers), contract.hidden_size)
+        except BadStates as error:
+            raise StageFailed(f"row {key[:12]}: {error}") from None
+        if row < probing:
+            probe.add(states[:, -1], output.logits[0].argmax(-1).tolist())
+            held.append((key, states, tokens))
+        else:
+            writer.add(key, states, tokens)
+        if row == probing - 1:
+            probe.require(job["min_agreement"])
+            for item in held:
+                writer.add(*item)
+        events.progress(row + 1, len(keys), "rows")
+    writer.flush()
+    return {"digests": writer.digests, "agreement": probe.agreement, "probed": probe.count}
+
+
+if __name__ == "__main__":
+    sys.exit(main(extract))

@@ -1,0 +1,32 @@
+"""What vLLM is started with, alike for extraction and for serving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def common_options(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` for a verifier.
+
+    `job` holds `model`, `max_model_len`, `multimodal` and the engine of the manifest (`engine`).
+    """
+    engine = job["engine"]
+    options: dict[str, Any] = {
+        "model": job["model"],
+        "dtype": "bfloat16",
+        "max_model_len": job["max_model_len"],
+        "max_num_batched_tokens": max(engine["max_batched_tokens"], job["max_model_len"]),
+        "tensor_parallel_size": engine["tensor_parallel"],
+        "enforce_eager": engine["enforce_eager"],
+        "seed": 0,
+        # A cached prefix is not run again, so its states would be missing, and its arithmetic
+        # would differ from that of a run without the cache.
+        "enable_prefix_caching": False,
+    }
+    if not job["cpu"]:
+        options["gpu_memory_utilization"] = engine["gpu_memory_utilization"]
+    if job["multimodal"]:
+        # Text only: without this vLLM reserves encoder memory for a full-size image.
+        options["limit_mm_per_prompt"] = {"vision_chunk": 0}
+    return options

@@ -1,0 +1,1 @@
+"""Conversations → token-exact rows: reading, rendering, splitting, and the rows file."""

@@ -1,0 +1,174 @@
+"""Records → conversations in one form, or a reason why not. Pure.
+
+One form: messages with `role` system, user, assistant or tool, `content` as text, and where there
+are any `reasoning_content` and `tool_calls`. Nothing is guessed: a role that is not known is
+never trained on as if the verifier had said it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+_SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class Rejected(ValueError):
+    """A record that is left out; `reason` is the name it is counted under."""
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Conversation:
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[Any, ...] = ()
+    repaired: int = 0
+    """Lone surrogates that were replaced by U+FFFD."""
+
+    def document(self) -> dict[str, Any]:
+        return {"messages": list(self.messages), "tools": list(self.tools)}
+
+
+@dataclass
+class _Text:
+    repaired: int = field(default=0)
+
+    def clean(self, text: str) -> str:
+        """Lone surrogates cannot be encoded: each becomes U+FFFD; pairs are joined by the JSON
+        reader already."""
+        lone = sum(0xD800 <= ord(char) <= 0xDFFF for char in text)
+        if not lone:
+            return text
+        self.repaired += lone
+        return "".join("\ufffd" if 0xD800 <= ord(char) <= 0xDFFF else char for char in text)
+
+
+def read_conversation(value: Any, form: str) -> Conversation:
+    """A record's conversation.
+
+    Args:
+        form: `messages`, `sharegpt` or `alpaca`. The first two read each turn by whichever of
+            role/content and from/value it carries, so that a file which mixes them, or a loader
+            that filled the other pair with nulls, gives the same roles.
+
+    Raises:
+        Rejected: with the reason.
+    """
+    if not isinstance(value, Mapping):
+        raise Rejected("not_a_record", f"a {type(value).__name__}")
+    text = _Text()
+    turns: Any
+    if form == "alpaca":
+        turns = _alpaca(value)
+    else:
+        turns = value.get("messages") or value.get("conversations")
+        if not isinstance(turns, list) or not turns:
+            raise Rejected("no_messages")
+    messages = tuple(_message(turn, text) for turn in turns)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise Rejected("no_assistant_turn")
+    return Conversation(messages, _tools(value.get("tools")), text.repaired)
+
+
+def _alpaca(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    instruction, output = value.get("instruction"), value.get("output")
+    if not isinstance(instruction, str) or not isinstance(output, str):
+        raise Rejected("no_messages", "instruction and output must be text")
+    extra = value.get("input")
+    asked = f"{instruction}\n\n{extra}" if isinstance(extra, str) and extra.strip() else instruction
+    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    system = value.get("system")
+    if isinstance(system, str) and system.strip():
+        turns.insert(0, {"role": "system", "content": system})
+    return turns
+
+
+def _message(turn: Any, text: _Text) -> dict[str, Any]:
+    if not isinstance(turn, Mapping):
+        raise Rejected("bad_message", f"a {type(turn).__name__}")
+    role, content = turn.get("role"), turn.get("content")
+    if role is None and turn.get("from") is not None:
+        role = _SHAREGPT_ROLES.get(str(turn["from"]), str(turn["from"]))
+        content = turn.get("value") if content is None else content
+    if role not in ROLES:
+        raise Rejected("unknown_role", repr(role))
+    message: dict[str, Any] = {"role": role, "content": _content(content, text)}
+    reasoning = turn.get("reasoning_content") or turn.get("reasoning")
+    if reasoning is not None and role == "assistant":
+        if not isinstance(reasoning, str):
+            raise Rejected("bad_message", "reasoning_content must be text")
+        message["reasoning_content"] = text.clean(reasoning)
+    calls = turn.get("tool_calls")
+    if calls:
+        message["tool_calls"] = _tool_calls(calls)
+    for name in ("tool_call_id", "name"):
+        if isinstance(turn.get(name), str):
+            message[name] = text.clean(turn[name])
+    if role == "assistant" and not message["content"].strip() and not calls:
+        raise Rejected("empty_assistant")
+    return message
+
+
+def _content(content: Any, text: _Text) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return text.clean(content)
+    if not isinstance(content, list):
+        raise Rejected("bad_message", f"content is a {type(content).__name__}")
+    parts = []
+    for part in content:
+        if isinstance(part, Mapping) and part.get("type", "text") == "text":
+            piece = part.get("text")
+        elif isinstance(part, str):
+            piece = part
+        else:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise Rejected("unsupported_modality", str(kind))
+        if not isinstance(piece, str):
+            raise Rejected("bad_message", "a text part without text")
+        parts.append(text.clean(piece))
+    return "".join(parts)
+
+
+def _tools(value: Any) -> tuple[Any, ...]:
+    if value is None or value == "" or value == []:
+        return ()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise Rejected("bad_tools", "tools is text that is not JSON") from None
+    if not isinstance(value, list):
+        raise Rejected("bad_tools", "tools must be a list")
+    return tuple(value)
+
+
+def _tool_calls(calls: Any) -> list[Any]:
+    if not isinstance(calls, list):
+        raise Rejected("bad_tools", "tool_calls must be a list")
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise Rejected("bad_tools", "a tool call without a function name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                json.loads(arguments)
+            except ValueError:
+                raise Rejected("bad_tools", "arguments are text that is not JSON") from None
+    return calls

@@ -1,0 +1,79 @@
+"""Copy three tensors and the text parts out of the verifier."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from kimi_eagle.artifacts.files import write_json
+from kimi_eagle.job import StageFailed
+from kimi_eagle.stages.context import Context
+from kimi_eagle.verifiers.folder import TOKENIZER_FILES
+
+
+def run(context: Context) -> dict[str, Any]:
+    verifier = context.verifier
+    facts = verifier.facts
+    out = context.out("head")
+    tensors = {}
+    located = verifier.head_tensors()
+    for plain, (path, name) in located.items():
+        with safe_open(path, framework="pt") as file:
+            tensors[plain] = file.get_tensor(name)
+    expected = {
+        "model.embed_tokens.weight": (facts.vocab_size, facts.hidden_size),
+        "model.norm.weight": (facts.hidden_size,),
+        "lm_head.weight": (facts.vocab_size, facts.hidden_size),
+    }
+    for plain, shape in expected.items():
+        found = tuple(tensors[plain].shape)
+        if found != shape:
+            raise StageFailed(
+                f"{located[plain][1]} has shape {list(found)}; "
+                f"by config.json it must be {list(shape)}"
+            )
+    tied = located["lm_head.weight"][1] == facts.embed_tokens
+    if tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    write_json(
+        out / "model.safetensors.index.json",
+        {
+            "metadata": {"total_size": sum(t.numel() * t.element_size() for t in tensors.values())},
+            "weight_map": dict.fromkeys(tensors, "model.safetensors"),
+        },
+    )
+    # The flat text config: what reads it needs no knowledge of nesting and prefixes. Head and
+    # embedding are two tensors here even where the verifier ties them.
+    config = {**facts.text_config, "tie_word_embeddings": False}
+    if config.get("model_type") == "kimi_k2":
+        config["model_type"] = (
+            "deepseek_v3"  # the same architecture, by the name transformers knows
+        )
+    config.pop("auto_map", None)
+    config.pop("quantization_config", None)
+    write_json(out / "config.json", config)
+    for name in verifier.part("tokenizer"):
+        if name in TOKENIZER_FILES and name not in ("config.json",):
+            shutil.copyfile(verifier.path / name, out / name)
+    write_json(
+        out / "head.json",
+        {
+            "architectures": json.loads((verifier.path / "config.json").read_text("utf-8")).get(
+                "architectures", []
+            ),
+            "tied": tied,
+            "tensors": {plain: name for plain, (_, name) in located.items()},
+        },
+    )
+    size = sum(item.stat().st_size for item in out.iterdir())
+    return {
+        "bytes": size,
+        "tied": tied,
+        "vocab_size": facts.vocab_size,
+        "hidden_size": facts.hidden_size,
+    }
