@@ -11,7 +11,8 @@ to no draft step.
 - **acceptance length per request**: the mean over requests of each one's own; it weighs short
   requests as much as long ones and can rank drafts differently, so it has another name.
 - **acceptance at position p** (from 0): share of the draft steps in which draft token p was
-  accepted, and with it every token before.
+  accepted, and with it every token before. The last step of a request is left out: the end of the
+  turn or the token limit may have cut what it would have committed.
 """
 
 from __future__ import annotations
@@ -67,13 +68,14 @@ def pool(requests: Sequence[Sequence[int]], draft_tokens: int) -> Acceptance:
     steps = [count for request in requests for count in request]
     if not steps:
         return Acceptance(None, None, (), 0, "no draft step was made: every answer ended at once")
+    whole = [count for request in requests for count in request[:-1]]
     own = [sum(request) / len(request) for request in requests if request]
     return Acceptance(
         sum(steps) / len(steps),
         sum(own) / len(own),
         tuple(
-            sum(count > position + 1 for count in steps) / len(steps)
-            for position in range(draft_tokens)
+            sum(count > position + 1 for count in whole) / len(whole)
+            for position in range(draft_tokens if whole else 0)
         ),
         len(steps),
     )

@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Both make the virtual environment first. On a machine with a GPU: make EXTRA=gpu …
+
+VENV  ?= .venv
+ROOT  ?= runs
+EXTRA ?= cpu
+PYTHON ?= python3
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+INSTALLED := $(VENV)/.installed-$(EXTRA)
+
+.PHONY: install demo check test bench demo-verifier schema clean
+
+install: $(INSTALLED)
+
+$(VENV)/.installed-cpu: pyproject.toml .ci/constraints-cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	@# torch alone first: pip must settle on the CPU build before anything can ask for another.
+	$(PIP) --constraint .ci/constraints-cpu.txt torch
+	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,dev]'
+	$(BIN)/python -m kimi_eagle.engines.install
+	touch $@
+
+$(VENV)/.installed-gpu: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[gpu,dev]'
+	touch $@
+
+demo: install
+	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/demo.yaml
+
+# Lint, types, import directions, and the quick tests: under 3 minutes.
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+# All of it: also the tests that drive real engines.
+test: check
+	$(BIN)/pytest -m slow
+
+bench: install
+	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+# What the package ships of the demo, made again from its seed (about 12 minutes on one core).
+demo-verifier: install
+	$(BIN)/python -m kimi_eagle.demo.build kimi_eagle/demo
+
+schema: install
+	$(BIN)/kimi-eagle schema > manifests/schema.json
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
