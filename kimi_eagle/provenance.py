@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -91,9 +92,10 @@ def _code() -> dict[str, Any] | None:
         return None
     paths = ("--", "kimi_eagle", "migrations", "pyproject.toml")
     diff = git("diff", "HEAD", "--binary", *paths) or b""
-    new = git("ls-files", "--others", "--exclude-standard", *paths) or b""
-    for name in sorted(filter(None, new.decode().split("\n"))):
-        diff += name.encode() + b"\0" + (top / name).read_bytes()
+    new = git("ls-files", "-z", "--others", "--exclude-standard", *paths) or b""
+    for name in sorted(filter(None, new.split(b"\0"))):
+        with suppress(OSError):  # it went away meanwhile
+            diff += name + b"\0" + (top / os.fsdecode(name)).read_bytes()
     return {
         "commit": commit.decode().strip(),
         "dirty": bool(diff),

@@ -4,20 +4,22 @@ header, whole hashes; with `--json`: one JSON document."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from kimi_eagle.app import Lineage, Planned, Shown, Validation
 from kimi_eagle.identity import short
 from kimi_eagle.manifest.model import resolved
+from kimi_eagle.outcome import RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.plan import StagePlan
 from kimi_eagle.records import ExecutionRecord, Node, RunRecord
-from kimi_eagle.runner import RunOutcome, StageOutcome, outcome_document
 
 # Metrics that the table of a run shows, by kind, in order.
 _HEADLINES: dict[str, tuple[str, ...]] = {
@@ -31,6 +33,16 @@ _HEADLINES: dict[str, tuple[str, ...]] = {
 }
 
 PROGRESS_SECONDS = 60.0
+
+
+@contextmanager
+def while_read(stream: TextIO) -> Iterator[None]:
+    """Go on in silence when the reader of a stream goes away (`| head`)."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def emit_json(value: Any) -> None:
@@ -348,7 +360,8 @@ class PlainReporter:
         """Nothing to put away."""
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        with while_read(sys.stderr):
+            print(text, file=sys.stderr, flush=True)
 
     def run_started(self, run_id: str, folder: Path) -> None:
         self._say(f"run {run_id} in {folder}")

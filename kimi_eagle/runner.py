@@ -11,27 +11,37 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from kimi_eagle.artifacts.digests import Digests, stat_of
+from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import sync_folder, write_json, write_text
 from kimi_eagle.artifacts.locks import Lock, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.executors.local import LocalExecutor, LocalJob
-from kimi_eagle.job import EVENTS, OUT, SHARDS, EventReader, Given, Job, read_result
+from kimi_eagle.history import History
+from kimi_eagle.job import (
+    EVENTS,
+    OUT,
+    SHARDS,
+    EventReader,
+    Given,
+    Job,
+    StageFailed,
+    read_result,
+)
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.manifest.model import resolved
+from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, member_records, pin
 from kimi_eagle.plan import RUN, StagePlan, plan
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord, ShardRecord
-from kimi_eagle.registry.schema import FILE
+from kimi_eagle.registry.schema import FILE, RegistryError
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.stages.catalog import KINDS
-from kimi_eagle.states.layout import ROWS, read_rows, shard_path
+from kimi_eagle.states.layout import shard_path
 
 # Folders directly under the root that are not runs.
 ALIVE = ".alive"
@@ -40,102 +50,8 @@ _POLL_SECONDS = 0.05
 _LOG_LINES = 40
 
 
-class Reporter(Protocol):
-    """Who is told how a run goes."""
-
-    def run_started(self, run_id: str, folder: Path) -> None: ...
-
-    def stage_reused(self, stage: StagePlan, made: ExecutionRecord) -> None: ...
-
-    def stage_started(self, stage: StagePlan) -> None: ...
-
-    def stage_event(self, stage: StagePlan, event: Mapping[str, Any]) -> None: ...
-
-    def stage_ended(self, outcome: StageOutcome) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class StageOutcome:
-    """How one stage of a run came out."""
-
-    name: str
-    kind: str
-    disposition: str
-    key: str
-    outputs: Mapping[str, str]
-    metrics: Mapping[str, Any]
-    seconds: float
-    error: str | None = None
-    log: Path | None = None
-
-
-@dataclass
-class RunOutcome:
-    run_id: str
-    status: str
-    stages: list[StageOutcome] = field(default_factory=list)
-
-
 class Interrupted(Exception):
     """The user asked the run to stop."""
-
-
-class History:
-    """What planning asks about the past, from the registry and the disk."""
-
-    def __init__(self, registry: Registry, objects: Objects, root: Path, digests: Digests):
-        self._registry = registry
-        self._objects = objects
-        self._root = root
-        self._digests = digests
-        self._shards_checked = False
-
-    def made_by_key(self, key: str) -> ExecutionRecord | None:
-        return self._registry.made_by_key(key)
-
-    def latest_of(self, kind: str, stage: str) -> ExecutionRecord | None:
-        return self._registry.latest_of(kind, stage)
-
-    def trouble(self, execution: ExecutionRecord) -> str | None:
-        for digest in execution.outputs.values():
-            record = self._registry.artifact(digest)
-            if record is None:
-                return f"output {digest[:12]} is not in the registry"
-            found = self._objects.trouble(record)
-            if found is None and record.kind == "states":
-                found = self._states_trouble(record)
-            if found is not None:
-                return found
-        return None
-
-    def _states_trouble(self, record: ArtifactRecord) -> str | None:
-        self.check_shards()
-        text = (self._objects.path(record.digest) / ROWS).read_text("utf-8")
-        keys = [row.key for row in read_rows(text)]
-        missing = self._registry.missing_rows(keys)
-        if missing:
-            return f"states {record.digest[:12]}: {len(missing)} of {len(keys)} rows are not stored"
-        return None
-
-    def check_shards(self) -> list[str]:
-        """Drop the rows of shards that are gone or altered; says which. Once a run."""
-        if self._shards_checked:
-            return []
-        self._shards_checked = True
-        lost = []
-        for digest, _ in self._registry.shards():
-            path = shard_path(self._root, digest)
-            try:
-                found, _ = self._digests.of(path)
-            except OSError:
-                found = "nothing"
-            if found != digest:
-                lost.append(digest)
-                self._registry.drop_shard(digest)
-                path.unlink(missing_ok=True)
-        return lost
 
 
 class Runner:
@@ -150,7 +66,11 @@ class Runner:
         self.history = History(self.registry, self.objects, self.root, self.digests)
         self._reporter = reporter
         self._executor = LocalExecutor()
-        self._attempt: tuple[int, LocalJob] | None = None
+        if self.registry.journal_mode != "WAL":
+            reporter.note(
+                f"{self.root} is on a network file system: the registry does without a "
+                "write-ahead log there"
+            )
 
     def close(self) -> None:
         self.digests.flush()
@@ -185,17 +105,20 @@ class Runner:
                     outcome.status = "failed"
             except (Interrupted, KeyboardInterrupt):
                 outcome.status = "interrupted"
-                self._end_attempt()
+            except (OSError, RegistryError) as error:
+                outcome.status = "failed"
+                self._reporter.note(f"the run ends here: {error}")
             except BaseException:
-                self._end_attempt()
-                self.registry.abandon_running(run_id, "failed")
-                self.registry.end_run(run_id, "failed")
+                self._end(run_id, "failed")
                 raise
-            if outcome.status == "interrupted":
-                self.registry.abandon_running(run_id, "interrupted")
-            self.registry.end_run(run_id, outcome.status)
+            self._end(run_id, outcome.status)
             write_json(folder / "outcome.json", outcome_document(outcome))
         return outcome
+
+    def _end(self, run_id: str, status: str) -> None:
+        unfinished = "interrupted" if status == "interrupted" else "failed"
+        self.registry.abandon_running(run_id, unfinished)
+        self.registry.end_run(run_id, status)
 
     @contextmanager
     def _run(self, run_id: str, folder: Path, loaded: LoadedManifest) -> Iterator[None]:
@@ -227,14 +150,16 @@ class Runner:
             for stage in stages:
                 if stage.name in settled or stage.made is None or stage.action == RUN:
                     continue
+                if any(source not in settled for _, source in loaded.manifest.upstream(stage.name)):
+                    continue  # an input is made again first, and may come out another
                 settled[stage.name] = stage.made
                 self._reuse(outcome, stage, stage.made, pins)
             waiting = [stage for stage in stages if stage.action == RUN]
             if not waiting:
                 return
             stage = waiting[0]
-            with self._sole(stage) as waited:
-                made = self.registry.made_by_key(str(stage.key)) if waited else None
+            with self._sole(stage):
+                made = self.registry.made_by_key(str(stage.key))
                 if made is not None and self.history.trouble(made) is None:
                     continue  # another run made it meanwhile: the next plan reuses it
                 result = self._execute(outcome.run_id, loaded, stage, pins, settled)
@@ -275,16 +200,15 @@ class Runner:
         return found
 
     @contextmanager
-    def _sole(self, stage: StagePlan) -> Iterator[bool]:
-        """Hold the stage's key alone; yields whether another run held it before."""
+    def _sole(self, stage: StagePlan) -> Iterator[None]:
+        """Hold the stage's key alone, waiting for a run that holds it."""
         lock = Lock(self.root / LOCKS / f"{stage.key}.lock")
-        waited = not lock.acquire(wait=False)
         try:
-            if waited:
+            if not lock.acquire(wait=False):
                 self._reporter.note(f"{stage.name}: another run is making it; waiting")
                 while not lock.acquire(wait=False):
                     time.sleep(0.2)
-            yield waited
+            yield
         finally:
             lock.release()
 
@@ -298,10 +222,9 @@ class Runner:
     ) -> StageOutcome:
         key, document = str(stage.key), stage.document or {}
         attempt = f"{run_id}-{stage.name}-{secrets.token_hex(4)}"
-        folder = self.root / STAGING / attempt
-        folder.mkdir(parents=True)
-        log = self.root / run_id / "stages" / f"{stage.name}.log"
-        log.parent.mkdir(exist_ok=True)
+        kept = self.root / run_id / "stages"
+        kept.mkdir(exist_ok=True)
+        log = kept / f"{stage.name}.log"
         started = time.monotonic()
         execution = self.registry.begin_execution(
             run_id,
@@ -315,40 +238,35 @@ class Runner:
             environment(),
         )
         self._reporter.stage_started(stage)
-        job = self._job(loaded, stage, pins, settled, folder)
-        running = self._executor.submit(["-m", "kimi_eagle.worker", str(job.write())], log)
-        self._attempt = (execution, running)
-        code = self._follow(stage, running, folder)
-        self._attempt = None
-        result = read_result(folder)
-        metrics = dict(result["metrics"]) if result and "metrics" in result else {}
-        error = self._error(stage, pins, code, result, log)
+        metrics: dict[str, Any] = {}
         outputs: dict[str, ArtifactRecord] = {}
-        if error is None:
-            kind = KINDS[stage.kind]
-            staged = folder / OUT / kind.output
+        with self._staging(attempt) as folder:
             try:
-                outputs[kind.output] = self.objects.describe(staged, kind.output)
-            except ValueError as problem:
+                job = self._job(loaded, stage, pins, settled, folder)
+                self._unchanged(stage, pins)
+                code = self._work(stage, job, log)
+                result = read_result(folder)
+                metrics = dict(result["metrics"]) if result and "metrics" in result else {}
+                self._came_to_its_end(stage, code, result, log)
+                self._unchanged(stage, pins)
+                production = {
+                    "key": key,
+                    "document": document,
+                    "stage": stage.name,
+                    "run": run_id,
+                    "metrics": metrics,
+                    "environment": environment(),
+                }
+                outputs = self._publish(stage, folder, production)
+                error = None
+            except (StageFailed, OSError) as problem:
                 error = str(problem)
-            else:
-                self.objects.publish(
-                    staged,
-                    outputs[kind.output],
-                    {
-                        "key": key,
-                        "document": document,
-                        "stage": stage.name,
-                        "run": run_id,
-                        "metrics": metrics,
-                        "environment": environment(),
-                    },
-                )
-                self.digests.flush()
+            with suppress(OSError):
+                shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
         seconds = round(time.monotonic() - started, 3)
         disposition = "executed" if error is None else "failed"
         write_json(
-            self.root / run_id / "stages" / f"{stage.name}.json",
+            kept / f"{stage.name}.json",
             {
                 "stage": stage.name,
                 "kind": stage.kind,
@@ -364,9 +282,6 @@ class Runner:
         self.registry.end_execution(
             execution, disposition, seconds=seconds, outputs=outputs, metrics=metrics, error=error
         )
-        with suppress(OSError):
-            shutil.copyfile(folder / EVENTS, self.root / run_id / "stages" / f"{stage.name}.events")
-        shutil.rmtree(folder, ignore_errors=True)
         return StageOutcome(
             stage.name,
             stage.kind,
@@ -378,6 +293,37 @@ class Runner:
             error,
             log,
         )
+
+    @contextmanager
+    def _staging(self, attempt: str) -> Iterator[Path]:
+        """A folder for one attempt, gone afterwards."""
+        folder = self.root / STAGING / attempt
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _work(self, stage: StagePlan, job: Job, log: Path) -> int:
+        """Run the job's worker to its end; whatever stops us, stops it."""
+        running = self._executor.submit(["-m", "kimi_eagle.worker", str(job.write())], log)
+        try:
+            return self._follow(stage, running, Path(job.folder))
+        finally:
+            running.cancel()
+
+    def _publish(
+        self, stage: StagePlan, folder: Path, production: dict[str, Any]
+    ) -> dict[str, ArtifactRecord]:
+        kind = KINDS[stage.kind]
+        staged = folder / OUT / kind.output
+        try:
+            record = self.objects.describe(staged, kind.output)
+        except ValueError as error:
+            raise StageFailed(str(error)) from None
+        self.objects.publish(staged, record, production)
+        self.digests.flush()
+        return {kind.output: record}
 
     def _job(
         self,
@@ -437,31 +383,31 @@ class Runner:
         self.registry.add_shard(
             ShardRecord(digest, size, tuple((r[0], r[1], r[2], r[3]) for r in rows))
         )
-        self.digests.remember(target, digest, stat_of(target))
+        self.digests.remember(target, digest)
 
-    def _error(
-        self, stage: StagePlan, pins: Pins, code: int, result: Mapping[str, Any] | None, log: Path
-    ) -> str | None:
-        """Why a job's outputs are not taken; None when they are."""
+    def _came_to_its_end(
+        self, stage: StagePlan, code: int, result: Mapping[str, Any] | None, log: Path
+    ) -> None:
+        """Raises: StageFailed, with what the worker said or else the end of its log."""
         if result is not None and "error" in result:
-            return str(result["error"])
+            raise StageFailed(str(result["error"]))
         if code != 0 or result is None:
-            how = f"was ended by signal {code - 128}" if code > 128 else f"ended with code {code}"
-            return f"the worker of {stage.name} {how}; the end of its log:\n{log_tail(log)}"
+            signalled = code - 128 if code > 128 else -code
+            how = f"was ended by signal {signalled}" if signalled > 0 else f"ended with code {code}"
+            raise StageFailed(
+                f"the worker of {stage.name} {how}; the end of its log:\n{log_tail(log)}"
+            )
+
+    def _unchanged(self, stage: StagePlan, pins: Pins) -> None:
+        """Raises: StageFailed when an input from outside is not as it was pinned any more."""
         for items in pins.stages[stage.name].values():
             for item in items:
                 changed = item.changed()
                 if changed is not None:
-                    return (
-                        f"{changed} changed while {stage.name} ran: what was made of it is not "
-                        "kept; submit again"
+                    raise StageFailed(
+                        f"{changed} changed while {stage.name} was under way: what was made of it "
+                        "is not kept; submit again"
                     )
-        return None
-
-    def _end_attempt(self) -> None:
-        if self._attempt is not None:
-            self._attempt[1].cancel()
-            self._attempt = None
 
     def _clear_dead(self) -> None:
         """Give runs whose coordinator died their end, and clear what they left in staging."""
@@ -514,24 +460,3 @@ def log_tail(log: Path, lines: int = _LOG_LINES) -> str:
         return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
     except OSError:
         return "(no log)"
-
-
-def outcome_document(outcome: RunOutcome) -> dict[str, Any]:
-    """A run's outcome as `submit --json` prints it."""
-    return {
-        "run_id": outcome.run_id,
-        "status": outcome.status,
-        "stages": [
-            {
-                "name": stage.name,
-                "kind": stage.kind,
-                "disposition": stage.disposition,
-                "key": stage.key,
-                "outputs": dict(stage.outputs),
-                "metrics": dict(stage.metrics),
-                "seconds": stage.seconds,
-                **({"error": stage.error} if stage.error else {}),
-            }
-            for stage in outcome.stages
-        ],
-    }

@@ -50,25 +50,32 @@ class Digests:
             OSError: it cannot be read, or keeps changing while it is read.
         """
         name = str(path.absolute())
+        looked = time.time_ns()
         stat = stat_of(path)
         known = self._lookup(name)
         if known is not None and known[0] == stat:
             return known[1], stat[2]
         for _ in range(3):
             digest = digest_file(path)
-            again = stat_of(path)
+            looked_again, again = time.time_ns(), stat_of(path)
             if again == stat:
-                self.remember(path, digest, stat)
+                self._remember(name, digest, stat, looked)
                 return digest, stat[2]
-            stat = again
+            looked, stat = looked_again, again
         raise OSError(f"{path} changes while it is read")
 
-    def remember(self, path: Path, digest: str, stat: Stat) -> None:
-        """Keep a digest that the caller knows for the file as it is in `stat`."""
-        age = time.time_ns() - max(stat[3], stat[4])
+    def remember(self, path: Path, digest: str) -> None:
+        """Keep a digest that the caller knows for a file that nothing changes any more."""
+        looked = time.time_ns()
+        self._remember(str(path.absolute()), digest, stat_of(path), looked)
+
+    def _remember(self, name: str, digest: str, stat: Stat, looked: int) -> None:
+        """Keep a digest, unless a change after `looked`, before the file was read, could have
+        left its times as they are in `stat`."""
+        age = looked - max(stat[3], stat[4])
         coarse = stat[3] % 1_000_000_000 == 0 and stat[4] % 1_000_000_000 == 0
         if age > (_COARSE_NS if coarse else _TICK_NS):
-            self._fresh[str(path.absolute())] = (stat, digest)
+            self._fresh[name] = (stat, digest)
 
     def flush(self) -> None:
         """Hand what was learnt to the memory."""

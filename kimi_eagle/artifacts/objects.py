@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.artifacts.digests import Digests, stat_of
+from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import inside, sync_folder, sync_tree, write_json
 from kimi_eagle.identity import digest_tree
 from kimi_eagle.records import ArtifactRecord
@@ -42,8 +43,9 @@ class Objects:
             ValueError: the folder is empty or holds something that is not a plain file.
         """
         files: dict[str, tuple[str, int]] = {}
-        for folder, _, names in os.walk(staged):
-            for name in names:
+        for folder, folders, names in os.walk(staged):
+            links = [name for name in folders if (Path(folder) / name).is_symlink()]
+            for name in names + links:
                 path = Path(folder) / name
                 if path.is_symlink() or not path.is_file():
                     raise ValueError(
@@ -59,19 +61,24 @@ class Objects:
         """Give a staged folder its final name, with its record beside it.
 
         The same content is there already when a stage came out as before: then it is kept, and
-        the staged copy goes.
+        the staged copy goes. What is there but damaged makes room.
         """
         target = self.path(record.digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         for relative in record.files:
             inside(staged, relative).chmod(0o444)
         sync_tree(staged)
+        if target.exists() and self.trouble(record) is not None:
+            self._discard(target)
         try:
             staged.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
             shutil.rmtree(staged)
+        else:
+            for relative, (digest, _) in record.files.items():
+                self._digests.remember(inside(target, relative), digest)
         sync_folder(target.parent)
         if not self.record_path(record.digest).exists():
             write_json(
@@ -84,9 +91,6 @@ class Objects:
                     "made": production,
                 },
             )
-        for relative, (digest, _) in record.files.items():
-            path = inside(target, relative)
-            self._digests.remember(path, digest, stat_of(path))
 
     def trouble(self, record: ArtifactRecord) -> str | None:
         """Why an artifact cannot be used as it is on disk; None when it can."""
@@ -100,7 +104,7 @@ class Objects:
             except FileNotFoundError:
                 return f"{record.kind} {record.digest[:12]}: {relative} is missing"
             except OSError as error:
-                return f"{record.kind} {record.digest[:12]}: {relative}: {error.strerror}"
+                return f"{record.kind} {record.digest[:12]}: {relative}: {error.strerror or error}"
             if found != digest:
                 return (
                     f"{record.kind} {record.digest[:12]}: {relative} was altered "
@@ -108,11 +112,10 @@ class Objects:
                 )
         return None
 
-    def discard(self, digest: str) -> None:
-        """Take a damaged artifact out of the store, so that a whole one can have its name."""
-        folder = self.path(digest)
-        if folder.exists():
-            grave = self.root / STAGING / f"discarded-{digest[:12]}-{secrets.token_hex(4)}"
-            grave.parent.mkdir(parents=True, exist_ok=True)
+    def _discard(self, folder: Path) -> None:
+        """Take a damaged artifact out of the store at once, then delete it at leisure."""
+        grave = self.root / STAGING / f"discarded-{folder.name[:12]}-{secrets.token_hex(4)}"
+        grave.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # another run was quicker
             folder.rename(grave)
-            shutil.rmtree(grave)
+        shutil.rmtree(grave, ignore_errors=True)

@@ -32,12 +32,16 @@ class LocalJob:
 
     def cancel(self) -> None:
         """End the job and everything it started."""
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
-        while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self._end_group()
+        try:
+            while self._process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:  # an impatient second interrupt included
+            self._end_group()
         self._process.wait()
 
     def _end_group(self) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from kimi_eagle.registry.tables import REVISION
 
 FILE = "registry.sqlite"
+
+# How /proc/mounts writes blanks and backslashes.
+_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 # How long a writer waits for another before it says so.
 BUSY_SECONDS = 60
@@ -37,6 +44,18 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "fuse.glusterfs",
         "fuse.ceph",
         "virtiofs",
+        "smb2",
+        "ncpfs",
+        "davfs",
+        "orangefs",
+        "pvfs2",
+        "wekafs",
+        "fuse.juicefs",
+        "fuse.s3fs",
+        "fuse.gcsfuse",
+        "fuse.rclone",
+        "fuse.davfs2",
+        "fuse.mount.davfs",
     }
 )
 
@@ -61,7 +80,13 @@ def open_database(root: Path, *, create: bool = True) -> Engine:
                 f"there is no registry at {path}; `kimi-eagle submit MANIFEST` makes one "
                 "(or point --root at one that exists)"
             )
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(
+                f"{root} cannot be made: {error.strerror}; --root names the folder that holds "
+                "registry, artifacts and runs"
+            ) from None
     found = _revision(path) if path.exists() and path.stat().st_size else None
     if found is not None and found != REVISION and found not in _known_revisions():
         raise RegistryError(
@@ -70,23 +95,41 @@ def open_database(root: Path, *, create: bool = True) -> Engine:
         )
     engine = _engine(path)
     if found != REVISION:
-        _migrate(engine)
+        with readable(path):
+            _migrate(engine)
     return engine
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Say what SQLite says of a database as a `RegistryError` that names it."""
+    try:
+        yield
+    except DatabaseError as error:
+        # Its subclasses but one speak of our statements, not of the file.
+        if type(error) not in (DatabaseError, OperationalError):
+            raise
+        raise RegistryError(
+            f"the registry {path} cannot be used: {error.orig}; see that its folder can be written "
+            "and has space left, or restore the file from a backup"
+        ) from error
 
 
 def _revision(path: Path) -> str | None:
     """The schema revision of an existing database, read without opening it for writing."""
     try:
-        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as connection:
-            tables = {name for (name,) in connection.execute("select name from sqlite_master")}
-            if "alembic_version" not in tables:
-                if tables:
-                    raise RegistryError(
-                        f"{path} is an SQLite database, but no registry of kimi-eagle; "
-                        "it was left untouched"
-                    )
-                return None
-            row = connection.execute("select version_num from alembic_version").fetchone()
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS
+        )
+        tables = {name for (name,) in connection.execute("select name from sqlite_master")}
+        if "alembic_version" not in tables:
+            if tables:
+                raise RegistryError(
+                    f"{path} is an SQLite database, but no registry of kimi-eagle; "
+                    "it was left untouched"
+                )
+            return None
+        row = connection.execute("select version_num from alembic_version").fetchone()
     except sqlite3.DatabaseError as error:
         raise RegistryError(
             f"{path} cannot be read as a registry ({error}); restore it from a backup, or move it "
@@ -98,25 +141,29 @@ def _revision(path: Path) -> str | None:
     return str(row[0]) if row else None
 
 
-def file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, or "" where it cannot be told."""
-    try:
-        mounts = Path("/proc/mounts").read_text("utf-8").splitlines()
-    except OSError:
-        return ""
+def file_system(path: Path, mounts: str | None = None) -> str:
+    """The type of the file system that holds `path`, or "" where it cannot be told.
+
+    `mounts` is text as in /proc/mounts, which is read when it is not given.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text("utf-8", errors="surrogateescape")
+        except OSError:
+            return ""
     target = path.resolve()
     best, kind = "", ""
-    for line in mounts:
+    for line in mounts.splitlines():
         _, mount, name, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
+        mount = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), mount)
         if (target == Path(mount) or Path(mount) in target.parents) and len(mount) >= len(best):
             best, kind = mount, name
     return kind
 
 
-def journal_mode(path: Path) -> str:
+def journal_mode(path: Path, mounts: str | None = None) -> str:
     """WAL, except on a network file system, where it would corrupt."""
-    return "DELETE" if file_system(path) in NETWORK_FILE_SYSTEMS else "WAL"
+    return "DELETE" if file_system(path, mounts) in NETWORK_FILE_SYSTEMS else "WAL"
 
 
 def _engine(path: Path) -> Engine:

@@ -21,7 +21,7 @@ from kimi_eagle.records import (
     RunRecord,
     ShardRecord,
 )
-from kimi_eagle.registry.schema import open_database
+from kimi_eagle.registry.schema import FILE, journal_mode, open_database, readable
 from kimi_eagle.registry.tables import (
     artifact_members,
     artifacts,
@@ -58,17 +58,25 @@ class Registry:
         self.root = root
         self._engine = open_database(root, create=create)
 
+    @property
+    def journal_mode(self) -> str:
+        """How SQLite keeps its journal here: WAL, or DELETE on a network file system."""
+        return journal_mode(self.root)
+
     def close(self) -> None:
         self._engine.dispose()
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        with self._engine.begin() as connection:
+        with readable(self.root / FILE), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        with self._engine.connect().execution_options(read_only=True) as connection:
+        with (
+            readable(self.root / FILE),
+            self._engine.connect().execution_options(read_only=True) as connection,
+        ):
             yield connection
 
     # Runs
@@ -534,8 +542,9 @@ def _insert_execution(
     disposition: str,
     **values: Any,
 ) -> int:
-    result = connection.execute(
-        insert(executions).values(
+    statement = (
+        insert(executions)
+        .values(
             run_id=run_id,
             stage=stage,
             kind=kind,
@@ -545,8 +554,9 @@ def _insert_execution(
             started_at=now(),
             **{"metrics": "{}", **values},
         )
+        .returning(executions.c.id)
     )
-    return int(result.inserted_primary_key[0])
+    return int(connection.execute(statement).scalar_one())
 
 
 def _edges_up(connection: Connection, targets: set[str]) -> Iterator[Edge]:

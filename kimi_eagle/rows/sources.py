@@ -1,14 +1,16 @@
 """Read records from chat files: `.jsonl` and `.json`, plain, `.gz` or `.xz`. Standard library only.
 
-JSON is read strictly and alike everywhere: a repeated key, NaN and Infinity make a record bad.
+JSON is read strictly and alike everywhere: a repeated key, NaN, Infinity and numbers that overflow
+make a record bad.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import lzma
+import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +50,7 @@ def read_records(path: Path) -> Iterator[Record]:
                 raise BadRecord(
                     f"{path.name}: unsupported; known are .jsonl and .json, also with .gz or .xz"
                 )
-        except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
             raise BadRecord(f"{path.name}: damaged compression: {error}") from None
 
 
@@ -74,7 +76,7 @@ def _lines(file: IO[bytes]) -> Iterator[Record]:
 
 def _array(file: IO[bytes], path: Path) -> Iterator[Record]:
     try:
-        value = loads(io.BytesIO(file.read()).getvalue().removeprefix(b"\xef\xbb\xbf"))
+        value = loads(file.read().removeprefix(b"\xef\xbb\xbf"))
     except BadRecord as error:
         raise BadRecord(f"{path.name}: {error}") from None
     if not isinstance(value, list):
@@ -87,16 +89,26 @@ def loads(data: bytes) -> Any:
     """Strict JSON.
 
     Raises:
-        BadRecord: not UTF-8, not JSON, a repeated key, or a constant that is no JSON.
+        BadRecord: not UTF-8, not JSON, a repeated key, a constant that is no JSON, or a number
+            that overflows.
     """
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_pairs, parse_constant=_constant)
+        return json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_pairs,
+            parse_constant=_constant,
+            parse_float=_float,
+        )
     except UnicodeDecodeError as error:
         raise BadRecord(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise BadRecord("nested too deeply") from None
     except json.JSONDecodeError as error:
         raise BadRecord(f"not JSON: {error.msg} at character {error.pos}") from None
+    except BadRecord:
+        raise
+    except ValueError as error:  # a whole number of more digits than Python reads
+        raise BadRecord(f"not JSON that is read here: {error}") from None
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,6 +120,13 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise BadRecord(f"key {key!r} is repeated")
             seen.add(key)
     return value
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise BadRecord(f"{text} is too large a number")
+    return number
 
 
 def _constant(name: str) -> Any:

@@ -1,0 +1,67 @@
+"""What planning asks about the past, from the registry and the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kimi_eagle.artifacts.digests import Digests
+from kimi_eagle.artifacts.objects import Objects
+from kimi_eagle.records import ArtifactRecord, ExecutionRecord
+from kimi_eagle.registry.store import Registry
+from kimi_eagle.states.layout import ROWS, read_rows, shard_path
+
+
+class History:
+    """The registry for what was made, the disk for whether it is still there, as it was."""
+
+    def __init__(self, registry: Registry, objects: Objects, root: Path, digests: Digests):
+        self._registry = registry
+        self._objects = objects
+        self._root = root
+        self._digests = digests
+        self._shards_checked = False
+
+    def made_by_key(self, key: str) -> ExecutionRecord | None:
+        return self._registry.made_by_key(key)
+
+    def latest_of(self, kind: str, stage: str) -> ExecutionRecord | None:
+        return self._registry.latest_of(kind, stage)
+
+    def trouble(self, execution: ExecutionRecord) -> str | None:
+        for digest in execution.outputs.values():
+            record = self._registry.artifact(digest)
+            if record is None:
+                return f"output {digest[:12]} is not in the registry"
+            found = self._objects.trouble(record)
+            if found is None and record.kind == "states":
+                found = self._states_trouble(record)
+            if found is not None:
+                return found
+        return None
+
+    def _states_trouble(self, record: ArtifactRecord) -> str | None:
+        self.check_shards()
+        text = (self._objects.path(record.digest) / ROWS).read_text("utf-8")
+        keys = [row.key for row in read_rows(text)]
+        missing = self._registry.missing_rows(keys)
+        if missing:
+            return f"states {record.digest[:12]}: {len(missing)} of {len(keys)} rows are not stored"
+        return None
+
+    def check_shards(self) -> list[str]:
+        """Drop the rows of shards that are gone or altered; says which. Once a run."""
+        if self._shards_checked:
+            return []
+        self._shards_checked = True
+        lost = []
+        for digest, _ in self._registry.shards():
+            path = shard_path(self._root, digest)
+            try:
+                found, _ = self._digests.of(path)
+            except OSError:
+                found = "nothing"
+            if found != digest:
+                lost.append(digest)
+                self._registry.drop_shard(digest)
+                path.unlink(missing_ok=True)
+        return lost
