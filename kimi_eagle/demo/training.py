@@ -110,8 +110,9 @@ def _share_of_peak(step: int, steps: int) -> float:
 
 
 def _optimizers(model: Kimi_K25ForConditionalGeneration) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, which halves the steps to copying, and AdamW for the rest."""
-    matrices, others = [], []
+    """Muon for the matrices of the layers, AdamW for the rest."""
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if "vision_tower" in name or "mm_projector" in name:
             continue

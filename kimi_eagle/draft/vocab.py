@@ -41,22 +41,21 @@ def check_map(t2d: Any, d2t: Any, verifier_size: int, draft_size: int) -> VocabM
     Raises:
         BadVocab: another length, count, value or dtype than the map must have; absolute ids.
     """
+    if t2d.shape != (verifier_size,):
+        raise BadVocab(f"t2d has shape {list(t2d.shape)} for a verifier vocab of {verifier_size}")
+    if d2t.shape != (draft_size,):
+        raise BadVocab(f"d2t has shape {list(d2t.shape)} for a draft vocab of {draft_size}")
     if t2d.dtype != torch.bool:
         if t2d.is_floating_point() or not bool(((t2d == 0) | (t2d == 1)).all()):
-            raise BadVocab(
-                f"t2d must be bool, or integers 0 and 1; found {t2d.dtype} with other values"
-            )
+            found = t2d.unique().tolist()[:4]
+            raise BadVocab(f"t2d must be bool, or whole 0 and 1; found {t2d.dtype} with {found}")
         t2d = t2d.bool()
     if d2t.is_floating_point() or d2t.dtype == torch.bool:
         raise BadVocab(f"d2t must be integers, found {d2t.dtype}")
     d2t = d2t.to(torch.int64)
-    if t2d.shape != (verifier_size,):
-        raise BadVocab(f"t2d has {len(t2d)} entries for a verifier vocab of {verifier_size}")
     count = int(t2d.sum())
     if count != draft_size:
         raise BadVocab(f"t2d marks {count} tokens for a draft vocab of {draft_size}")
-    if d2t.shape != (draft_size,):
-        raise BadVocab(f"d2t has {len(d2t)} entries for a draft vocab of {draft_size}")
     marked = t2d.nonzero().flatten()
     if not torch.equal(torch.arange(draft_size) + d2t, marked):
         absolute = torch.equal(d2t, marked)
@@ -83,7 +82,12 @@ def load_map(folder: Path) -> VocabMap:
         BadVocab: see `check_map`.
     """
     report = json.loads((folder / REPORT).read_text("utf-8"))
+    whole, size = report["verifier_vocab_size"], report["size"]
     if not (folder / FILE).exists():
-        return VocabMap(None, None, report["verifier_vocab_size"], report["verifier_vocab_size"])
+        if size != whole:
+            raise BadVocab(f"{FILE} is missing for a draft vocab of {size} out of {whole}")
+        return VocabMap(None, None, whole, whole)
     tensors = load_file(folder / FILE)
-    return check_map(tensors["t2d"], tensors["d2t"], report["verifier_vocab_size"], report["size"])
+    if set(tensors) != {"t2d", "d2t"}:
+        raise BadVocab(f"{FILE} must hold t2d and d2t, found {', '.join(sorted(tensors))}")
+    return check_map(tensors["t2d"], tensors["d2t"], whole, size)

@@ -99,6 +99,18 @@ def validate(
     return result
 
 
+def may_hold_mapping(model: type[BaseModel], data: Json, path: Path) -> bool:
+    """Tell whether `path`, of which `data` has the beginning, is a field that allows a mapping."""
+    shape, value, holder = _shape(model), data, None
+    for part in path:
+        members = [_tagged(shape, value)] if shape.discriminator else shape.members
+        holders = [core for member in members for core in _shape(member).members]
+        holder = next((core for core in holders if _is_container(core, value)), Any)
+        shape, value = _child(holder, part), _item(value, part)
+    cores = [core for member in shape.members for core in _shape(member).members]
+    return _is_model(holder) and any(_is_container(core, {}) for core in cores)
+
+
 # Following a loc
 
 

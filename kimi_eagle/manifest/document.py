@@ -133,16 +133,29 @@ def parse(text: str | bytes, file: str) -> Document:
     Raises:
         ManifestError: with all that is wrong with the file, as far as it can be read.
     """
+    document, problems = parse_leniently(text, file)
+    if problems:
+        raise ManifestError(file, problems)
+    return document
+
+
+def parse_leniently(text: str | bytes, file: str) -> tuple[Document, list[Problem]]:
+    """Read a document as `parse` does, values that are refused as null.
+
+    Returns the document and all that was refused in it.
+
+    Raises:
+        ManifestError: no mapping can be made of the file.
+    """
     if isinstance(text, bytes):
         text = _decode(text, file)
     reading = _read(text.removeprefix("\ufeff"))
-    if reading.problems:
-        raise ManifestError(file, reading.problems)
     if not isinstance(reading.value, dict):
-        raise ManifestError(
-            file, [Problem((), "the top level must be a mapping", 1, 1, reading.value)]
-        )
-    return Document(file, reading.value, reading.values, reading.keys)
+        problems = reading.problems or [
+            Problem((), "the top level must be a mapping", 1, 1, reading.value)
+        ]
+        raise ManifestError(file, problems)
+    return Document(file, reading.value, reading.values, reading.keys), reading.problems
 
 
 def parse_value(text: str, path: Path, source: str) -> tuple[Json, list[Problem]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kimi_eagle.identity import digest_document
-from kimi_eagle.manifest.check import validate
-from kimi_eagle.manifest.document import Document, parse
-from kimi_eagle.manifest.model import Manifest, resolved
+from kimi_eagle.manifest.check import may_hold_mapping, validate
+from kimi_eagle.manifest.document import Document, parse_leniently
+from kimi_eagle.manifest.model import Manifest, reference_problems, resolved
 from kimi_eagle.manifest.overrides import apply
-from kimi_eagle.manifest.problem import ManifestError, Problem
+from kimi_eagle.manifest.problem import UNSET, ManifestError, Problem
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,42 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
         raise ManifestError(
             str(path), [Problem(path=(), message=f"cannot be read: {reason}")]
         ) from None
-    document = parse(data, str(path))
+    document, refused = parse_leniently(data, str(path))
     if overrides:
-        document = apply(document, list(overrides))
-    manifest = validate(Manifest, document)
+        document = apply(document, overrides, partial(may_hold_mapping, Manifest))
+    try:
+        manifest = validate(Manifest, document)
+    except ManifestError as error:
+        problems = _with_references(document, error.problems)
+        raise ManifestError(str(path), _without_echoes(document, refused, problems)) from None
+    if refused:
+        raise ManifestError(str(path), refused)
     return LoadedManifest(manifest, document, path, data.decode("utf-8-sig"), tuple(overrides))
+
+
+def _with_references(document: Document, problems: Sequence[Problem]) -> list[Problem]:
+    """Add what is wrong with references, which is told only of a manifest without other faults."""
+    known = {problem.path for problem in problems}
+    return [*problems] + [
+        document.problem(found.path, str(found), hint=found.hint)
+        for found in reference_problems(document.data)
+        if found.path not in known
+    ]
+
+
+def _without_echoes(
+    document: Document, refused: Sequence[Problem], problems: Sequence[Problem]
+) -> list[Problem]:
+    """Leave out what is wrong only since a value or key on the same path was refused."""
+
+    def echoes(problem: Problem, cause: Problem) -> bool:
+        length = min(len(problem.path), len(cause.path))
+        siblings = problem.path[:-1] == cause.path[:-1]
+        if siblings and problem.found is UNSET and document.value(cause.path) is UNSET:
+            return True  # the key that is missing may be the one that was refused
+        return problem.path[:length] == cause.path[:length]
+
+    return [
+        *refused,
+        *(p for p in problems if not any(echoes(p, cause) for cause in refused)),
+    ]

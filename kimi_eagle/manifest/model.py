@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kimi_eagle.manifest.problem import FieldProblem, FieldProblems
+from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
 from kimi_eagle.stages.catalog import KINDS, AnyStage
-from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, references
+from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, Reference, references
 
 StageName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
 
@@ -35,61 +36,10 @@ class Manifest(Model):
 
     @model_validator(mode="after")
     def _references_hold(self) -> Manifest:
-        problems = [*self._bad_references(), *self._bad_pairs()]
-        if not problems:
-            problems = self._cycles()
+        problems = reference_problems(self)
         if problems:
             raise FieldProblems(problems)
         return self
-
-    def _bad_references(self) -> list[FieldProblem]:
-        problems = []
-        for name, stage in self.stages.items():
-            for field, reference, target in references(stage):
-                path = ("stages", name, field)
-                other = self.stages.get(target)
-                fitting = [key for key, item in self.stages.items() if item.kind == reference.kind]
-                if other is None:
-                    near = get_close_matches(target, self.stages, n=1)
-                    hint = f"did you mean '{near[0]}'?" if near else _named(fitting, reference.kind)
-                    problems.append(FieldProblem(path, f"there is no stage '{target}'", hint))
-                elif other.kind != reference.kind:
-                    problems.append(
-                        FieldProblem(
-                            path,
-                            f"must name a stage of kind {reference.kind}; "
-                            f"'{target}' is of kind {other.kind}",
-                            _named(fitting, reference.kind),
-                        )
-                    )
-        return problems
-
-    def _bad_pairs(self) -> list[FieldProblem]:
-        """An evaluation releases only the checkpoint that it measured."""
-        problems = []
-        for name, stage in self.stages.items():
-            if stage.kind != "export":
-                continue
-            measured = self.stages.get(stage.evaluation)
-            if measured is None or measured.kind != "evaluate":
-                continue
-            if measured.checkpoint != stage.checkpoint:
-                problems.append(
-                    FieldProblem(
-                        ("stages", name, "evaluation"),
-                        f"'{stage.evaluation}' evaluates '{measured.checkpoint}', "
-                        f"not '{stage.checkpoint}'",
-                        "release a checkpoint on an evaluation of its own",
-                    )
-                )
-        return problems
-
-    def _cycles(self) -> list[FieldProblem]:
-        try:
-            self.order()
-        except ValueError as error:
-            return [FieldProblem(("stages",), str(error))]
-        return []
 
     def upstream(self, name: str) -> tuple[tuple[str, str], ...]:
         """(role, stage) of what a stage takes from, in the order its kind declares them."""
@@ -102,22 +52,98 @@ class Manifest(Model):
     def order(self) -> tuple[str, ...]:
         """Stage names so that every stage comes after those it takes from, otherwise as written.
 
-        Raises:
-            ValueError: stages that wait for each other.
+        There is always one: a kind takes only from kinds that come before it in the catalog.
         """
         done: dict[str, None] = {}
         waiting = list(self.stages)
         while waiting:
-            ready = [
+            ready = next(
                 name
                 for name in waiting
                 if all(target in done for _, _, target in references(self.stages[name]))
-            ]
-            if not ready:
-                raise ValueError(f"stages wait for each other: {', '.join(waiting)}")
-            done[ready[0]] = None
-            waiting.remove(ready[0])
+            )
+            done[ready] = None
+            waiting.remove(ready)
         return tuple(done)
+
+
+@dataclass(frozen=True)
+class _Referring:
+    """A stage as far as its references go; `kind` is None when it is none that there is."""
+
+    kind: str | None
+    targets: Mapping[str, str]
+    """Field → the stage it names."""
+
+
+def reference_problems(manifest: Manifest | Any) -> list[FieldProblem]:
+    """What is wrong with the names by which stages take from each other.
+
+    Takes a manifest, or a document that need not be a valid one: its other faults hide none here.
+    """
+    stages = _referring(manifest)
+    problems = []
+    for name, stage in stages.items():
+        marks = _reference_fields(stage.kind)
+        for field, target in stage.targets.items():
+            wanted = marks[field].kind
+            other = stages.get(target)
+            fitting = [key for key, item in stages.items() if item.kind == wanted]
+            path = ("stages", name, field)
+            if other is None:
+                near = closest(target, fitting) or closest(target, stages)
+                hint = f"did you mean '{near}'?" if near else _named(fitting, wanted)
+                problems.append(FieldProblem(path, f"there is no stage '{target}'", hint))
+            elif other.kind not in (wanted, None):
+                message = f"must name a stage of kind {wanted}; '{target}' is of kind {other.kind}"
+                problems.append(FieldProblem(path, message, _named(fitting, wanted)))
+        problems += _wrong_measure(name, stage, stages)
+    return problems
+
+
+def _wrong_measure(
+    name: str, stage: _Referring, stages: Mapping[str, _Referring]
+) -> list[FieldProblem]:
+    """An evaluation releases only the checkpoint that it measured."""
+    evaluation, checkpoint = stage.targets.get("evaluation"), stage.targets.get("checkpoint")
+    measured = stages.get(evaluation or "")
+    if stage.kind != "export" or not checkpoint or measured is None or measured.kind != "evaluate":
+        return []
+    other = measured.targets.get("checkpoint")
+    if other in (checkpoint, None):
+        return []
+    message = f"'{evaluation}' evaluates '{other}', not '{checkpoint}'"
+    hint = "release a checkpoint on an evaluation of its own"
+    return [FieldProblem(("stages", name, "evaluation"), message, hint)]
+
+
+def _referring(manifest: Manifest | Any) -> dict[str, _Referring]:
+    if isinstance(manifest, Manifest):
+        return {
+            name: _Referring(stage.kind, {field: target for field, _, target in references(stage)})
+            for name, stage in manifest.stages.items()
+        }
+    stages = manifest.get("stages") if isinstance(manifest, dict) else None
+    found = {}
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        fields = stage if isinstance(stage, dict) else {}
+        given = fields.get("kind")
+        kind = given if isinstance(given, str) and given in KINDS else None
+        named = {field: fields.get(field) for field in _reference_fields(kind)}
+        targets = {field: target for field, target in named.items() if isinstance(target, str)}
+        found[name] = _Referring(kind, targets)
+    return found
+
+
+def _reference_fields(kind: str | None) -> dict[str, Reference]:
+    """The fields by which stages of a kind name others."""
+    fields = KINDS[kind].params.model_fields if kind is not None else {}
+    return {
+        name: mark
+        for name, field in fields.items()
+        for mark in field.metadata
+        if isinstance(mark, Reference)
+    }
 
 
 def _named(names: list[str], kind: str) -> str:
@@ -134,6 +160,8 @@ def resolved(manifest: Manifest) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a manifest, for editors."""
     schema = Manifest.model_json_schema()
+    # Pydantic leaves names that do not match the pattern free to be anything.
+    schema["properties"]["stages"]["additionalProperties"] = False
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kimi-eagle manifest",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kimi_eagle.manifest.document import Document, Json, Location, parse_value
@@ -20,11 +20,20 @@ class _NoPlaceError(Exception):
         self.problem = problem
 
 
-def apply(document: Document, overrides: Iterable[str]) -> Document:
+def _nowhere(_data: Json, _path: Path) -> bool:
+    return False
+
+
+def apply(
+    document: Document,
+    overrides: Iterable[str],
+    may_hold_mapping: Callable[[Json, Path], bool] = _nowhere,
+) -> Document:
     """Return a copy of `document` with each `path=value` set, later ones winning.
 
-    A value is read as in the file. A new key may be added to a mapping that exists, and the
-    result locates what was set, and all below it, at the override's text.
+    A value is read as in the file. A new key may be added to a mapping that exists, or that is
+    left out where `may_hold_mapping` allows one, and the result locates what was set, and all
+    below it, at the override's text.
 
     Raises:
         ManifestError: with all overrides that are malformed, or lead to no place in the document.
@@ -39,7 +48,7 @@ def apply(document: Document, overrides: Iterable[str]) -> Document:
             problems.append(Problem((), "must be path=value, such as a.b=1", source=source))
             continue
         try:
-            container, key, path = _place(result.data, parts, source)
+            container, key, path = _place(result.data, parts, source, may_hold_mapping)
         except _NoPlaceError as error:
             problems.append(error.problem)
             continue
@@ -54,14 +63,18 @@ def apply(document: Document, overrides: Iterable[str]) -> Document:
 
 
 def _place(
-    data: Json, parts: list[str], source: str
+    document: Json, parts: list[str], source: str, may_hold_mapping: Callable[[Json, Path], bool]
 ) -> tuple[dict[str, Json] | list[Json], str | int, Path]:
     """Return the container that an override changes, the key in it, and the whole path."""
     path: Path = ()
+    data = document
     for part in parts[:-1]:
         container, key = _step(data, part, path, source)
         path = (*path, key)
         if isinstance(container, dict) and key not in container:
+            if may_hold_mapping(document, path):
+                data = container[str(key)] = {}
+                continue
             raise _NoPlaceError(
                 Problem(path, "no such key", hint=key_hint(part, container), source=source)
             )

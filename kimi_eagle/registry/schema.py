@@ -6,7 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,29 +116,38 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def _revision(path: Path) -> str | None:
-    """The schema revision of an existing database, read without opening it for writing."""
-    try:
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS
-        )
+    """The schema revision of an existing database; neither it nor its folder is changed."""
+    # Reading a database in WAL mode leaves side files behind, unless it is taken as immutable:
+    # right where nobody has it open, which a side file would show. One that a crash left in the
+    # midst of a change must be mended first.
+    sides = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
+    ways = ["mode=ro", "mode=rw"]
+    if not any(side.exists() for side in sides):
+        ways.insert(0, "immutable=1")
+    for way in ways:
+        try:
+            return _read_revision(path, way)
+        except sqlite3.DatabaseError as error:
+            problem = error
+    raise RegistryError(
+        f"{path} cannot be read as a registry ({problem}); restore it from a backup, or move it "
+        "away and submit again"
+    )
+
+
+def _read_revision(path: Path, way: str) -> str | None:
+    with closing(
+        sqlite3.connect(f"{path.absolute().as_uri()}?{way}", uri=True, timeout=BUSY_SECONDS)
+    ) as connection:
         tables = {name for (name,) in connection.execute("select name from sqlite_master")}
-        if "alembic_version" not in tables:
-            if tables:
-                raise RegistryError(
-                    f"{path} is an SQLite database, but no registry of kimi-eagle; "
-                    "it was left untouched"
-                )
-            return None
-        row = connection.execute("select version_num from alembic_version").fetchone()
-    except sqlite3.DatabaseError as error:
+        if "alembic_version" in tables:
+            row = connection.execute("select version_num from alembic_version").fetchone()
+            return str(row[0]) if row else None
+    if tables:
         raise RegistryError(
-            f"{path} cannot be read as a registry ({error}); restore it from a backup, or move it "
-            "away and submit again"
-        ) from None
-    finally:
-        if "connection" in locals():
-            connection.close()
-    return str(row[0]) if row else None
+            f"{path} is an SQLite database, but no registry of kimi-eagle; it was left untouched"
+        )
+    return None
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:

@@ -202,9 +202,9 @@ def _content(content: Any, text: _Text) -> str:
 
 
 def _tools(value: Any, text: _Text) -> tuple[Any, ...]:
-    if isinstance(value, str) and value.strip():
-        value = _parsed(text.clean(value), "tools")
-    if value is None or value == "" or value == []:
+    if isinstance(value, str):
+        value = _parsed(text.clean(value), "tools") if value.strip() else None
+    if value is None or value == []:
         return ()
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise Rejected("bad_tools", "tools must be a list of objects")
@@ -221,13 +221,14 @@ def _parsed(text: str, what: str) -> Any:
 def _tool_calls(calls: Any, text: _Text) -> list[Any]:
     if not isinstance(calls, list):
         raise Rejected("bad_tools", "tool_calls must be a list")
+    calls = text.clean_all(calls)
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Rejected("bad_tools", "a tool call without a function name")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            arguments = _parsed(text.clean(arguments), "arguments")
+            arguments = _parsed(arguments, "arguments")
         if not isinstance(arguments, Mapping):
             raise Rejected("bad_tools", "arguments are no JSON object")
-    return list(text.clean_all(calls))
+    return list(calls)

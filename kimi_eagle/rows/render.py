@@ -5,16 +5,20 @@ the verifier would emit after it. So nothing is rendered as a whole and searched
 every assistant turn the prompt is rendered by the verifier's own chat template with
 `add_generation_prompt`, the completion is what the template puts after it, and both are tokenized
 apart, as in serving. Templates that drop reasoning from history make a row a turn; where the next
-turn's prompt begins with the row before it, token for token, the two are one row.
+turn's prompt begins with the row before it, token for token, the two are one row. A turn that opens
+a conversation answers no prompt: it is context, and not learnt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from kimi_eagle.rows.conversations import Conversation, Rejected
+from kimi_eagle.rows.sources import loads
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -45,6 +49,14 @@ class Row:
         assert len(self.token_ids) == len(self.loss_mask)
 
 
+@dataclass(frozen=True)
+class _Writes:
+    """What a template writes of a tool call: its id; arguments that are text, as that text."""
+
+    ids: bool
+    arguments: bool
+
+
 class Renderer:
     """Renders conversations with one tokenizer."""
 
@@ -52,11 +64,15 @@ class Renderer:
         self._tokenizer = tokenizer
         self._thinking = thinking
         # Every added token that its own text would be read as: in what people wrote they are text,
-        # but rendered into a prompt they would act.
-        self._control = tuple(
-            token for token in tokenizer.get_added_vocab() if token not in (THINK, END_THINK)
-        )
-        self._special = set(tokenizer.all_special_ids)
+        # but rendered into a prompt they would act. Some vocabularies add runs of spaces.
+        control = {
+            token: number
+            for token, number in tokenizer.get_added_vocab().items()
+            if token.strip() and token not in (THINK, END_THINK)
+        }
+        longest = sorted(control, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest)) if longest else r"(?!)")
+        self._ends = {*tokenizer.all_special_ids, *control.values()}
 
     def prompt(
         self,
@@ -75,29 +91,55 @@ class Renderer:
         """A row for every assistant turn, joined where they continue one another.
 
         Raises:
-            Rejected: control tokens in the text, or a template that does not render a turn as a
-                continuation of its prompt.
+            Rejected: control tokens in the text, a template that does not render a turn as a
+                continuation of its prompt or leaves its reasoning out, or nothing to learn.
         """
         self._refuse_control_tokens(conversation)
+        messages = conversation.messages
+        self._refuse_missing_ids(messages)
+        if self._opens_thinking:
+            messages = tuple(map(_reasoning_apart, messages))
         rows: list[Row] = []
-        for index, message in enumerate(conversation.messages):
-            if message["role"] != "assistant":
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant" or index == 0:
                 continue
-            row = self._turn(conversation, index)
+            row = self._turn(messages, conversation.tools, index)
             if rows and _continues(rows[-1], row):
                 before = rows.pop()
                 mask = before.loss_mask + row.loss_mask[len(before.loss_mask) :]
                 row = Row(row.token_ids, mask, before.turns + row.turns)
             rows.append(row)
+        if not rows:
+            raise Rejected("no_assistant_turn", "none that answers anything")
         return rows
 
-    def _turn(self, conversation: Conversation, index: int) -> Row:
-        messages, tools = conversation.messages, conversation.tools
+    @cached_property
+    def _opens_thinking(self) -> bool:
+        """Whether prompts end in an open `<think>` unless told otherwise."""
+        try:
+            return self.prompt([{"role": "user", "content": "?"}]).endswith(THINK)
+        except Rejected:
+            return False
+
+    def _turn(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], index: int) -> Row:
         reasoning = messages[index].get("reasoning_content")
         thinking = self._wants_thinking(reasoning)
-        prompt = self.prompt(messages[:index], tools, thinking=thinking)
-        whole = self._apply(messages[: index + 1], tools, thinking, add_generation_prompt=False)
-        completion = self._completion(prompt, whole, reasoning)
+        history = [_served(message) for message in messages[:index]]
+        said = messages[index] if self._writes.arguments else _served(messages[index])
+        prompt = self.prompt(history, tools, thinking=thinking)
+        whole = self._apply([*history, said], tools, thinking, add_generation_prompt=False)
+        if prompt.endswith(THINK):
+            before = self._apply(history, tools, thinking, add_generation_prompt=False)
+            completion = self._thought(prompt, before, whole, reasoning)
+        elif whole.startswith(prompt):
+            completion = whole[len(prompt) :]
+        else:
+            raise Rejected("template_mismatch", "the turn does not continue its prompt")
+        if reasoning and self._thinking != "never" and reasoning.strip() not in completion:
+            raise Rejected(
+                "reasoning_not_rendered",
+                "the template leaves reasoning out of the turn; `thinking: never` accepts that",
+            )
         prompt_ids, completion_ids = self.encode(prompt), self._until_end(self.encode(completion))
         if not completion_ids:
             raise Rejected("empty_assistant", f"turn {index} renders as nothing")
@@ -115,35 +157,59 @@ class Renderer:
             return None
         return None if reasoning else False
 
-    def _completion(self, prompt: str, whole: str, reasoning: str | None) -> str:
-        """What the template puts after the prompt.
+    def _thought(self, prompt: str, before: str, whole: str, reasoning: str | None) -> str:
+        """What follows a prompt that ends in an open `<think>`: the reasoning, and what the
+        template puts after it.
 
-        A prompt that ends in an open `<think>` is continued by the reasoning, which templates
-        erase from turns that they take for history: it is put back from the message itself.
+        Templates erase reasoning from turns that they take for history, and with the answer there
+        the turn itself is history, and every tool call before it. So the reasoning is put back
+        from the message, and the turn is found by how it opens rather than by what precedes it.
         """
-        if prompt.endswith(THINK):
-            stem = prompt[: -len(THINK)]
-            rest = whole[len(stem) :] if whole.startswith(stem) else ""
-            if not rest.startswith(THINK) or END_THINK not in rest:
-                raise Rejected("template_mismatch", "the turn does not continue its prompt")
-            return f"{reasoning or ''}{END_THINK}{rest.split(END_THINK, 1)[1]}"
-        if not whole.startswith(prompt):
+        opening = prompt[len(before) : -len(THINK)] if prompt.startswith(before) else ""
+        stem = prompt[: -len(THINK)]
+        if whole.startswith(stem):
+            rest = whole[len(stem) :]
+        elif self._control.search(opening) and whole.count(opening) == prompt.count(opening):
+            # No text holds a control token, so the last opening in `whole` is this turn's.
+            rest = whole.rpartition(opening)[2]
+        else:
+            rest = ""
+        if not rest.startswith(THINK) or END_THINK not in rest:
             raise Rejected("template_mismatch", "the turn does not continue its prompt")
-        return whole[len(prompt) :]
+        return f"{reasoning or ''}{END_THINK}{rest.partition(END_THINK)[2]}"
 
     def _until_end(self, ids: list[int]) -> list[int]:
         """Up to the token that ends the turn: the verifier stops there, and what a template writes
         between turns (a line break) is never emitted."""
-        ends = [position for position, token in enumerate(ids) if token in self._special]
+        ends = [position for position, token in enumerate(ids) if token in self._ends]
         return ids[: ends[-1] + 1] if ends else ids
 
     def _refuse_control_tokens(self, conversation: Conversation) -> None:
-        for message in conversation.messages:
-            for field in ("content", "reasoning_content", "name", "tool_call_id"):
-                text = message.get(field) or ""
-                for token in self._control:
-                    if token in text:
-                        raise Rejected("control_token_in_text", token)
+        for text in _texts(conversation.document()):
+            found = self._control.search(text)
+            if found:
+                raise Rejected("control_token_in_text", found[0])
+
+    def _refuse_missing_ids(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """A template that writes the ids of tool calls writes nothing for one that is missing."""
+        for message in messages:
+            calls = message.get("tool_calls") or ()
+            answered = [message.get("tool_call_id")] if message["role"] == "tool" else []
+            ids = [*(call.get("id") for call in calls), *answered]
+            if not all(isinstance(item, str) and item for item in ids) and self._writes.ids:
+                raise Rejected("bad_tools", "a tool call, or its return, without the call's id")
+
+    @cached_property
+    def _writes(self) -> _Writes:
+        function = {"name": "f", "arguments": '{"a":  "probe"}'}
+        call = {"id": "an-id", "type": "function", "function": function}
+        asked = {"role": "user", "content": "?"}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            text = self._apply([asked, answer], (), None, add_generation_prompt=False)
+        except Rejected:
+            text = ""
+        return _Writes("an-id" in text, '{"a":  "probe"}' in text)
 
     def _apply(
         self,
@@ -165,6 +231,58 @@ class Renderer:
         except Exception as error:  # noqa: BLE001 - a template may raise anything at what it is given
             raise Rejected("template_error", str(error)) from None
         return str(text)
+
+
+def _served(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of the history as servers hand it to the template: arguments of tool calls are
+    values there, written anew, whatever spacing the verifier gave them."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_values(call) for call in calls]}
+
+
+def _with_values(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        arguments = loads(arguments.encode("utf-8"))
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text within a JSON value, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _reasoning_apart(message: dict[str, Any]) -> dict[str, Any]:
+    """An assistant's message with the reasoning that its content opens with, `<think>…</think>`,
+    in `reasoning_content`.
+
+    Raises:
+        Rejected: these tokens anywhere else, where they would open or end the reasoning.
+    """
+    if message["role"] != "assistant":
+        return message
+    content, reasoning = message["content"], message.get("reasoning_content")
+    opened, closed = content.count(THINK), content.count(END_THINK)
+    if (opened, closed) == (1, 1) and content.lstrip().startswith(THINK) and not reasoning:
+        reasoning, _, content = content.lstrip()[len(THINK) :].partition(END_THINK)
+        if not content.strip() and not message.get("tool_calls"):
+            raise Rejected("empty_assistant", "reasoning alone")
+        return {**message, "content": content, "reasoning_content": reasoning}
+    inside = reasoning or ""
+    if opened or closed or THINK in inside or END_THINK in inside:
+        raise Rejected("think_token_in_text", "in what the assistant says")
+    return message
 
 
 def _continues(before: Row, row: Row) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -45,6 +46,6 @@ def check_states(states: Any, token_ids: Any, sent: Any, layers: int, hidden: in
         raise BadStates(
             f"the state of token {token} in layer slot {layer} is all zero (degenerate)"
         )
-    for layer in range(1, layers):
-        if torch.equal(states[:, layer], states[:, layer - 1]):
-            raise BadStates(f"layer slots {layer - 1} and {layer} hold the same states")
+    for one, other in combinations(range(layers), 2):
+        if torch.equal(states[:, one], states[:, other]):
+            raise BadStates(f"layer slots {one} and {other} hold the same states")

@@ -7,12 +7,15 @@ artifacts share every row they have in common.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROWS = "rows.txt"
 CONTRACT = "contract.json"
+
+_ROW = re.compile(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([1-9][0-9]*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,14 @@ def write_rows(rows: Iterable[StateRow]) -> str:
 
 
 def read_rows(text: str) -> list[StateRow]:
-    """Raises: ValueError for a line that is not one."""
+    """Raises: ValueError for a line that is not exactly one, or is cut off."""
+    *lines, rest = text.split("\n")
+    if rest:
+        raise ValueError(f"{ROWS}:{len(lines) + 1} is cut off")
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        parts = line.split(" ")
-        if len(parts) != 3 or len(parts[0]) != 64 or len(parts[1]) != 64:
+    for number, line in enumerate(lines, 1):
+        found = _ROW.fullmatch(line)
+        if found is None:
             raise ValueError(f"{ROWS}:{number} is not a row of a states artifact")
-        rows.append(StateRow(parts[0], parts[1], int(parts[2])))
+        rows.append(StateRow(found[1], found[2], int(found[3])))
     return rows

@@ -8,6 +8,7 @@ embedding of its own, and layer 0 has a norm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,10 @@ from typing import Any, Literal
 
 class VerifierError(ValueError):
     """The verifier's folder is not what it must be; the message says what to do."""
+
+
+class UnknownArchitecture(VerifierError):
+    """A model_type that no family is known for."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,13 @@ class VerifierFacts:
         it gives [2, 30, 58].
 
         Raises:
-            VerifierError: ids that repeat, go down, or lie outside 0..n-1. The last layer's
-                output (id n) is not an aux layer: it is always taken besides them.
+            VerifierError: no id, or ids that repeat, go down, or lie outside 0..n-1. The last
+                layer's output (id n) is not an aux layer: it is always taken besides them.
         """
         n = self.num_layers
         ids = (2, n // 2, n - 3) if layers == "default" else tuple(layers)
         inside = all(0 <= layer < n for layer in ids)
-        if not inside or list(ids) != sorted(set(ids)):
+        if not ids or not inside or list(ids) != sorted(set(ids)):
             origin = "the default aux layers" if layers == "default" else "aux layers"
             raise VerifierError(
                 f"{origin} {list(ids)} do not fit a verifier of {n} layers: they must be distinct, "
@@ -104,7 +109,7 @@ def read_facts(config: Mapping[str, Any]) -> VerifierFacts:
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise VerifierError(
+        raise UnknownArchitecture(
             f"config.json: model_type {model_type!r} is not known; known are "
             f"{', '.join(sorted(FAMILIES))}"
         )
@@ -127,7 +132,8 @@ def read_facts(config: Mapping[str, Any]) -> VerifierFacts:
 
     hidden = number("hidden_size")
     heads = number("num_attention_heads")
-    head_dim = text.get("v_head_dim") or text.get("head_dim") or hidden // heads
+    own = "v_head_dim" if text.get("v_head_dim") is not None else "head_dim"
+    head_dim = number(own) if text.get(own) is not None else hidden // heads
     max_positions = number("max_position_embeddings", 2048)
     return VerifierFacts(
         model_type=str(model_type),
@@ -136,11 +142,11 @@ def read_facts(config: Mapping[str, Any]) -> VerifierFacts:
         vocab_size=number("vocab_size"),
         num_heads=heads,
         num_kv_heads=number("num_key_value_heads", heads),
-        head_dim=int(head_dim),
+        head_dim=head_dim,
         intermediate_size=number("intermediate_size", 3 * hidden),
         max_positions=max_positions,
-        rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
-        rope=_rope(text, max_positions),
+        rms_norm_eps=_real(text.get("rms_norm_eps", 1e-6), f"{where}.rms_norm_eps"),
+        rope=_rope(text, max_positions, where),
         tied_embeddings=bool(
             text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
         ),
@@ -159,18 +165,31 @@ def _token(text: Mapping[str, Any], config: Mapping[str, Any], name: str) -> int
     return value if type(value) is int else None
 
 
-def _rope(text: Mapping[str, Any], max_positions: int) -> dict[str, Any]:
-    """`rope_parameters` in the form of transformers 5, from it or from the older pair of keys."""
-    given = text.get("rope_parameters")
-    if isinstance(given, Mapping) and given:
-        rope = dict(given)
-    else:
-        scaling = text.get("rope_scaling")
-        rope = dict(scaling) if isinstance(scaling, Mapping) else {}
-        rope["rope_theta"] = text.get("rope_theta", 10000.0)
+def _real(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise VerifierError(f"{where} must be a positive number, found {value!r}")
+    return float(value)
+
+
+def _rope(text: Mapping[str, Any], max_positions: int, where: str) -> dict[str, Any]:
+    """`rope_parameters` in the form of transformers 5, from it or from the older pair of keys.
+
+    Where both are there the older `rope_scaling` counts, as in transformers. The theta is looked
+    for in all three places; 10000, the default of every family here, only where none has it.
+    """
+    newer, older = text.get("rope_parameters"), text.get("rope_scaling")
+    for name, given in (("rope_parameters", newer), ("rope_scaling", older)):
+        if given is not None and not isinstance(given, Mapping):
+            raise VerifierError(f"{where}.{name} must be an object, found {given!r}")
+        if any(isinstance(item, Mapping) for item in (given or {}).values()):
+            raise VerifierError(f"{where}.{name} differs by layer type, which no draft here can")
+    rope = dict(older or newer or {})
+    for source in (text, newer or {}, {"rope_theta": 10000.0}):
+        if rope.get("rope_theta") is None:
+            rope["rope_theta"] = source.get("rope_theta")
     kind = rope.pop("type", None)
     rope.setdefault("rope_type", kind or "default")
     if rope["rope_type"] == "yarn":
         rope.setdefault("original_max_position_embeddings", max_positions)
-    rope["rope_theta"] = float(rope["rope_theta"])
+    rope["rope_theta"] = _real(rope["rope_theta"], f"{where}: rope_theta")
     return rope

@@ -14,7 +14,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.verifiers.facts import VerifierError, VerifierFacts, read_facts
+from kimi_eagle.verifiers.facts import (
+    UnknownArchitecture,
+    VerifierError,
+    VerifierFacts,
+    read_facts,
+)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -87,7 +92,8 @@ class VerifierFolder:
     def head_tensors(self) -> dict[str, tuple[Path, str]]:
         """The three tensors of training by their plain names: (file, name in the file).
 
-        With tied embeddings and no lm_head the embedding is the head.
+        With tied embeddings the embedding is the head, as serving has it: an lm_head that is
+        stored all the same is not read there either.
 
         Raises:
             VerifierError: a tensor is missing; lm_head is missing although nothing is tied.
@@ -99,7 +105,7 @@ class VerifierFolder:
                 f"{self.path}: no tensor {facts.lm_head}, and config.json says "
                 "tie_word_embeddings: false, so the embedding must not stand in for it"
             )
-        head = facts.lm_head if facts.lm_head in where else facts.embed_tokens
+        head = facts.embed_tokens if facts.tied_embeddings else facts.lm_head
         names = {
             "model.embed_tokens.weight": facts.embed_tokens,
             "model.norm.weight": facts.norm,
@@ -121,7 +127,26 @@ def open_folder(path: Path) -> VerifierFolder:
             "(nothing is fetched from a hub)"
         )
     config = _read_json(path / "config.json")
-    return VerifierFolder(path, read_facts(config), tuple(_relevant(path)))
+    try:
+        facts = read_facts(config)
+    except UnknownArchitecture as error:
+        near = _head_like(path)
+        raise VerifierError(
+            f"{error}; its tensors that look like the embedding, the last norm and the head are: "
+            f"{', '.join(near) or 'none'}"
+        ) from None
+    return VerifierFolder(path, facts, tuple(_relevant(path)))
+
+
+def _head_like(path: Path) -> list[str]:
+    """Tensors outside the layers that could be what training needs, for a message."""
+    try:
+        names = tensor_files(path)
+    except VerifierError:
+        return []
+    wanted = ("embed", "norm", "head", "wte", "output")
+    outside = (name for name in names if not any(part.isdigit() for part in name.split(".")))
+    return [name for name in outside if any(word in name for word in wanted)][:8]
 
 
 def _relevant(path: Path) -> list[str]:
@@ -160,15 +185,25 @@ def safetensors_header(path: Path) -> Mapping[str, Mapping[str, Any]]:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
         size = path.stat().st_size
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
+        header.pop("__metadata__", None)
+        ends = [_end(name, entry) for name, entry in header.items()]
     except (OSError, ValueError, struct.error) as error:
         raise VerifierError(f"{path} is not a readable safetensors file: {error}") from None
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    end = 8 + length + max(ends, default=0)
     if size != end:
         raise VerifierError(
             f"{path} holds {size} bytes, its header says {end}: truncated or altered"
         )
-    return dict(header)
+    return header
+
+
+def _end(name: str, entry: Any) -> int:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(offsets, list) or [type(item) for item in offsets] != [int, int]:
+        raise ValueError(f"its header does not place {name}")
+    return int(offsets[1])
 
 
 def tensor_files(path: Path) -> dict[str, str]:
@@ -186,15 +221,22 @@ def tensor_files(path: Path) -> dict[str, str]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise VerifierError(f"{index}: no weight_map")
+    if not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise VerifierError(f"{index}: weight_map must give a file name for every tensor")
     held: dict[str, str] = {}
     for shard in sorted(set(weight_map.values())):
         if "/" in shard or not (path / shard).is_file():
             raise VerifierError(f"{index} is stale: it names {shard}, which is not in the folder")
-        held.update(dict.fromkeys(safetensors_header(path / shard), shard))
+        for name in safetensors_header(path / shard):
+            if name in held:
+                raise VerifierError(f"{path}: {held[name]} and {shard} both hold {name}")
+            held[name] = shard
     for extra in sorted(path.glob("*" + _WEIGHTS)):
-        if extra.name not in weight_map.values():
-            name = next(iter(safetensors_header(extra)), None)
-            if name is not None and name not in weight_map:
+        # Mistral's folders carry the whole model a second time, under other names.
+        if extra.name in weight_map.values() or extra.name.startswith("consolidated"):
+            continue
+        for name in safetensors_header(extra):
+            if name not in weight_map:
                 raise VerifierError(f"{index} is stale: {extra.name} holds {name}, which it omits")
     for name, shard in weight_map.items():
         if held.get(name) != shard:

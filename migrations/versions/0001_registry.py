@@ -29,7 +29,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.UniqueConstraint("seq", name="uq_runs_seq"),
         sa.CheckConstraint(
-            "status in ('running','done','failed','interrupted')", name="ck_runs_status"
+            "status in ('running','done','failed','interrupted')", name=op.f("ck_runs_status")
         ),
     )
     op.create_table(
@@ -43,7 +43,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.String(32), nullable=False),
         sa.PrimaryKeyConstraint("digest", name="pk_artifacts"),
         sa.CheckConstraint(
-            "state in ('present','evicted','missing','external')", name="ck_artifacts_state"
+            "state in ('present','evicted','missing','external')", name=op.f("ck_artifacts_state")
         ),
     )
     op.create_table(
@@ -82,7 +82,7 @@ def upgrade() -> None:
         ),
         sa.CheckConstraint(
             "disposition in ('executed','reused','failed','running','interrupted')",
-            name="ck_executions_disposition",
+            name=op.f("ck_executions_disposition"),
         ),
     )
     op.create_index("ix_executions_key_disposition", "executions", ["key", "disposition"])

@@ -19,6 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeGuard
+
+# A draft that is right about its second token less often than this, of the times it was right
+# about its first, is fed other states than it was trained on; poor drafts reach several times it.
+COLLAPSE = 0.05
 
 
 def accepted_prefix(matches: Sequence[bool]) -> int:
@@ -64,8 +70,17 @@ def pool(requests: Sequence[Sequence[int]], draft_tokens: int) -> Acceptance:
     Args:
         requests: for each request the tokens that each of its draft steps committed (1 to
             draft_tokens + 1).
+
+    Raises:
+        ValueError: a step that committed fewer or more: a counter that counts something else.
     """
     steps = [count for request in requests for count in request]
+    wrong = [count for count in steps if not 1 <= count <= draft_tokens + 1]
+    if wrong:
+        raise ValueError(
+            f"a draft step committed {wrong[0]} tokens; with {draft_tokens} draft tokens it "
+            f"commits 1 to {draft_tokens + 1}"
+        )
     if not steps:
         return Acceptance(None, None, (), 0, "no draft step was made: every answer ended at once")
     whole = [count for request in requests for count in request[:-1]]
@@ -93,6 +108,19 @@ class Shortfall:
         return f"{self.what} is {self.found}, needed is {self.needed}"
 
 
+def _number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shares(value: object) -> list[float] | None:
+    """Shares within 0 and 1, none above the one before it; None for anything else."""
+    if not isinstance(value, list | tuple) or not all(map(_number, value)):
+        return None
+    shares = [1.0, *map(float, value)]
+    falling = all(0 <= after <= before for before, after in pairwise(shares))
+    return shares[1:] if falling else None
+
+
 def gate(
     evaluation: dict[str, object],
     min_acceptance_length: float,
@@ -101,13 +129,14 @@ def gate(
 ) -> list[Shortfall]:
     """What an evaluation lacks; empty when it may be released.
 
-    Shares outside 0..1 and lengths outside 1..k+1 are measuring errors and never pass.
+    Shares that are missing, outside 0..1 or rising and lengths outside 1..k+1 are measuring errors
+    and never pass; nor does a draft that is right once and then never again, whatever is asked.
     """
     lacking = []
     length = evaluation.get("acceptance_length")
     limit = evaluation.get("draft_tokens")
-    positions = evaluation.get("per_position")
-    if not isinstance(length, int | float) or not isinstance(limit, int):
+    positions = _shares(evaluation.get("per_position"))
+    if not _number(length) or type(limit) is not int:
         lacking.append(Shortfall("acceptance length", length, f"at least {min_acceptance_length}"))
     elif not 1 <= length <= limit + 1:
         lacking.append(Shortfall("acceptance length", length, f"within 1 and {limit + 1}"))
@@ -115,25 +144,35 @@ def gate(
         lacking.append(
             Shortfall("acceptance length", round(length, 4), f"at least {min_acceptance_length}")
         )
-    if isinstance(positions, list | tuple) and positions:
-        if not all(0 <= share <= 1 for share in positions):
-            lacking.append(Shortfall("acceptance per position", positions, "within 0 and 1"))
-        elif positions[0] < min_first_position:
-            lacking.append(
-                Shortfall(
-                    "acceptance at the first position",
-                    round(positions[0], 4),
-                    f"at least {min_first_position}",
-                )
+    if positions is None or len(positions) != limit:
+        lacking.append(
+            Shortfall(
+                "acceptance per position",
+                evaluation.get("per_position"),
+                f"{limit} shares within 0 and 1, none above the one before",
             )
-        elif len(positions) > 1 and positions[0] > 0 and not any(positions[1:]):
-            lacking.append(
-                Shortfall(
-                    "acceptance past the first position",
-                    list(positions),
-                    "some: none at all means the draft and the engine disagree on its states",
-                )
+        )
+    elif positions[0] < min_first_position:
+        lacking.append(
+            Shortfall(
+                "acceptance at the first position",
+                round(positions[0], 4),
+                f"at least {min_first_position}",
             )
+        )
+    elif positions[0] == 0:
+        lacking.append(
+            Shortfall("acceptance at the first position", 0.0, "some: the draft never helps")
+        )
+    elif len(positions) > 1 and positions[1] < COLLAPSE * positions[0]:
+        lacking.append(
+            Shortfall(
+                "acceptance past the first position",
+                positions,
+                f"at least {COLLAPSE:.0%} of the one before: so little means that the draft and "
+                "the engine disagree on its states",
+            )
+        )
     if outputs_identical and evaluation.get("outputs_identical") is not True:
         lacking.append(
             Shortfall(

@@ -24,8 +24,8 @@ class Choice:
 
 
 def choose(counts: Mapping[int, int], size: int, vocab_size: int, real: int) -> Choice:
-    """The `size` most frequent tokens; ties go to the lower id; what is missing is filled with the
-    lowest ids not seen.
+    """The `size` most frequent tokens; ties go to the lower id, and so do the places that remain
+    when every token seen is in.
 
     Args:
         counts: occurrences by token id, over the supervised tokens of training rows.
@@ -43,16 +43,9 @@ def choose(counts: Mapping[int, int], size: int, vocab_size: int, real: int) -> 
     seen = {token: count for token, count in counts.items() if count > 0}
     if not seen:
         raise ValueError("no supervised tokens")
-    ranked = sorted(seen, key=lambda token: (-seen[token], token))[:size]
-    chosen = set(ranked)
-    order = [*range(min(real, vocab_size)), *range(min(real, vocab_size), vocab_size)]
-    for token in order:
-        if len(chosen) == size:
-            break
-        chosen.add(token)
-    return Choice(
-        tuple(sorted(chosen)),
-        size - len(ranked),
-        sum(seen[token] for token in ranked),
-        sum(seen.values()),
+    ranked = sorted(
+        range(vocab_size), key=lambda token: (token >= real, -seen.get(token, 0), token)
     )
+    selected = sorted(ranked[:size])
+    covered = [seen[token] for token in selected if token in seen]
+    return Choice(tuple(selected), size - len(covered), sum(covered), sum(seen.values()))

@@ -1,0 +1,202 @@
+"""A small project of real parts: the demo verifier, ten chats, and the three light stages."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kimi_eagle
+from kimi_eagle.cli import main
+
+DEMO = Path(kimi_eagle.__file__).parent / "demo"
+
+LIGHT = """\
+version: 1
+name: light
+verifier: {path: verifier}
+stages:
+  head: {kind: head}
+  rows: {kind: prepare, sources: [{path: chats.jsonl}], max_length: 512, val_ratio: 0.2}
+  vocab: {kind: vocab, rows: rows, size: 256}
+"""
+
+# The quickest real stage, for what is about the runner rather than about stages.
+HEAD = """\
+version: 1
+name: head
+verifier: {path: verifier}
+stages:
+  head: {kind: head}
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out.splitlines()[-1])
+
+    @property
+    def dispositions(self) -> dict[str, str]:
+        return {stage["name"]: stage["disposition"] for stage in self.json["stages"]}
+
+    @property
+    def outputs(self) -> dict[str, dict[str, str]]:
+        return {stage["name"]: stage["outputs"] for stage in self.json["stages"]}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with a manifest and what it names, and a root for its runs."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.yaml"
+
+    @property
+    def chats(self) -> Path:
+        return self.folder / "chats.jsonl"
+
+    def write(self, text: str) -> None:
+        self.manifest.write_text(text, "utf-8")
+
+    def cli(self, *arguments: str, root: Path | None = None) -> Answer:
+        """Run a command in this process; stages still run in theirs."""
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                code = main(["--root", str(root or self.root), *arguments])
+            except SystemExit as exit_:
+                code = int(exit_.code or 0)
+        return Answer(code, out.getvalue(), err.getvalue())
+
+    def submit(self, *arguments: str, root: Path | None = None) -> Answer:
+        return self.cli("submit", str(self.manifest), "--json", *arguments, root=root)
+
+    def plan(self, *arguments: str, root: Path | None = None) -> dict[str, dict[str, Any]]:
+        answer = self.cli("plan", str(self.manifest), "--json", *arguments, root=root)
+        assert answer.code == 0, answer.err
+        return {stage["name"]: stage for stage in answer.json["stages"]}
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "kimi_eagle", "--root", str(self.root), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def start_submit(self) -> subprocess.Popen[str]:
+        return self.start("submit", str(self.manifest), "--json")
+
+    def object_of(self, answer: Answer, stage: str) -> Path:
+        """The folder of a stage's artifact in the store."""
+        (digest,) = answer.outputs[stage].values()
+        return self.root / "objects" / digest[:2] / digest
+
+    def objects(self) -> set[str]:
+        return {path.name for path in (self.root / "objects").glob("*/*") if path.is_dir()}
+
+    def copy(self, folder: Path) -> Project:
+        shutil.copytree(self.folder, folder, copy_function=shutil.copyfile)
+        return Project(folder)
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """The first true value of a condition."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come about in {seconds} s"
+        time.sleep(0.02)
+    return value
+
+
+def workers(root: Path) -> dict[int, list[str]]:
+    """Processes, by id, that work on a job under a root: guards and workers."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if any(str(root) in part and part.endswith("job.json") for part in line):
+                found[int(entry.name)] = line
+    return found
+
+
+def worker_of(root: Path) -> int:
+    """Wait for a stage's worker (not its guard); its process id."""
+
+    def find() -> int | None:
+        return next(
+            (pid for pid, line in workers(root).items() if not line[1].endswith("guard.py")), None
+        )
+
+    return int(wait_for(find, "a worker"))
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+def new_project(folder: Path, manifest: str = LIGHT) -> Project:
+    folder.mkdir(parents=True)
+    shutil.copytree(DEMO / "verifier", folder / "verifier")
+    shutil.copyfile(DEMO / "first10.jsonl", folder / "chats.jsonl")
+    project = Project(folder)
+    project.write(manifest)
+    return project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Nothing has run yet."""
+    return new_project(tmp_path / "project")
+
+
+@pytest.fixture
+def head_project(tmp_path: Path) -> Project:
+    return new_project(tmp_path / "project", HEAD)
+
+
+@pytest.fixture(scope="session")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Answer]:
+    """A project whose stages all ran once, and the answer of that; not to be changed."""
+    project = new_project(tmp_path_factory.mktemp("first") / "project")
+    answer = project.submit()
+    assert answer.code == 0, answer.err
+    return project, answer
+
+
+@pytest.fixture
+def made(first_run: tuple[Project, Answer], tmp_path: Path) -> Project:
+    """A copy of the project that ran, runs and all."""
+    return first_run[0].copy(tmp_path / "project")
