@@ -208,6 +208,13 @@ def test_a_damaged_database_is_an_error_that_names_it(registry: Registry, tmp_pa
         Registry(tmp_path).list_runs()
 
 
+@pytest.mark.parametrize("name", ["with blank", "100%25", "what?mode=ro", "a#b", "ü"])
+def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
+    Registry(tmp_path / name).begin_run("a", **RUN)
+    assert (tmp_path / name / FILE).is_file()
+    assert len(Registry(tmp_path / name, create=False).list_runs()) == 1
+
+
 @pytest.mark.parametrize("journal", ["wal", "delete"])
 def test_a_writer_that_was_killed_leaves_a_registry_that_opens(
     tmp_path: Path, journal: str

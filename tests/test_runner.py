@@ -364,7 +364,7 @@ def test_an_interrupted_run_ends_its_worker_and_says_so(
     process = head_project.start_submit()
     worker_of(head_project.root)
     process.send_signal(number)
-    _, err = process.communicate()
+    out, err = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in err
     assert Answer(130, out, err).json["status"] == "interrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import time
@@ -10,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import URL, create_engine, event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError, OperationalError
 
@@ -93,7 +94,7 @@ def open_database(root: Path, *, create: bool = True) -> Engine:
             f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
             f"knows {REVISION}); upgrade kimi-eagle, or use another --root. It was left untouched."
         )
-    engine = _engine(path)
+    engine = _engine(path, _read_only_way(path) if not create else None)
     if found != REVISION:
         with readable(path):
             _migrate(engine)
@@ -175,8 +176,18 @@ def journal_mode(path: Path, mounts: str | None = None) -> str:
     return "DELETE" if file_system(path, mounts) in NETWORK_FILE_SYSTEMS else "WAL"
 
 
-def _engine(path: Path) -> Engine:
-    engine = create_engine(f"sqlite:///{path.absolute()}", connect_args={"timeout": BUSY_SECONDS})
+def _read_only_way(path: Path) -> str | None:
+    """How to open a registry that this user may read but not write; None for one that can be."""
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return None
+    # Without a log there is no writer, and SQLite need not make one to read.
+    return "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
+
+
+def _engine(path: Path, read_only: str | None = None) -> Engine:
+    uri = f"{path.absolute().as_uri()}?{read_only or 'mode=rwc'}"
+    url = URL.create("sqlite", database=uri, query={"uri": "true"})
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
     mode = journal_mode(path.parent)
 
     @event.listens_for(engine, "connect")
@@ -184,7 +195,8 @@ def _engine(path: Path) -> Engine:
         # SQLAlchemy's own begin is kept out of the way: see `_begin`.
         connection.isolation_level = None
         cursor = connection.cursor()
-        _set_journal_mode(cursor, mode)
+        if read_only is None:
+            _set_journal_mode(cursor, mode)
         cursor.execute("pragma foreign_keys=on")
         cursor.execute("pragma synchronous=full")
         cursor.close()
