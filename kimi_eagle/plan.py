@@ -56,12 +56,14 @@ def plan(
     externals: Mapping[str, Mapping[str, list[str]]],
     history: History,
     settled: Mapping[str, ExecutionRecord] | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> list[StagePlan]:
     """Decide for every stage, in the order they would run.
 
     Args:
         externals: digests of the external inputs, by stage and role.
         settled: stages this run has executed or reused already; they are not looked at again.
+        versions: those of the packages now; what was made with others says so.
 
     A stage whose outputs are known but gone from the disk runs again only if something that needs
     them runs, or nothing takes from it: a known digest is enough to key its consumers.
@@ -76,7 +78,7 @@ def plan(
             continue
         if name in settled and settled[name].key == stage.key:
             stage.made, stage.action = settled[name], REUSE
-            stage.reasons = [f"made by run {stage.made.run_id}"]
+            stage.reasons = _made(stage.made, versions or {})
             continue
         stage.made = history.made_by_key(stage.key)
         if stage.made is None:
@@ -84,7 +86,7 @@ def plan(
             stage.reasons = _why(stage, history.latest_of(stage.kind, name))
             continue
         stage.action = REUSE
-        stage.reasons = [f"made by run {stage.made.run_id}"]
+        stage.reasons = _made(stage.made, versions or {})
         trouble = history.trouble(stage.made)
         if trouble is not None:
             absent[name] = trouble
@@ -137,6 +139,25 @@ def _run_absent(
             stages[name].reasons = [absent[name]]
         else:
             stages[name].reasons.append("gone from the disk, but nothing needs it")
+
+
+def _made(made: ExecutionRecord, versions: Mapping[str, str]) -> list[str]:
+    """Which run made it, and with which versions that are others now."""
+    before = versions_of(made.environment)
+    others = [
+        f"made with {name} {before[name]}, now {version}"
+        for name, version in versions.items()
+        if name in before and before[name] != version
+    ]
+    return [f"made by run {made.run_id}", *others]
+
+
+def versions_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The versions in a recorded environment that can change what a stage makes."""
+    named = {"kimi-eagle": environment.get("kimi_eagle"), "python": environment.get("python")}
+    return {name: str(version) for name, version in named.items() if version} | dict(
+        environment.get("packages", {})
+    )
 
 
 def _why(stage: StagePlan, before: ExecutionRecord | None) -> list[str]:

