@@ -46,6 +46,8 @@ class ExecutionRecord:
     disposition: str
     reused_from: int | None
     metrics: Mapping[str, Any]
+    resources: Mapping[str, Any]
+    """What it took: `cpu_seconds`, `peak_memory_bytes` of its largest process, `bytes_written`."""
     environment: Mapping[str, Any]
     error: str | None
     seconds: float | None
@@ -58,6 +60,7 @@ class ExecutionRecord:
 class RunRecord:
     id: str
     name: str
+    kind: str
     status: str
     manifest_digest: str
     manifest_path: str

@@ -57,6 +57,7 @@ class Past:
     def run(self, stage: StagePlan) -> ExecutionRecord:
         assert stage.key is not None
         record = ExecutionRecord(
+            resources={},
             id=len(self.made) + 1,
             run_id="0123456789ab",
             stage=stage.name,

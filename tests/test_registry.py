@@ -106,7 +106,9 @@ def test_a_transaction_that_reads_before_it_writes_is_never_refused(tmp_path: Pa
         other.join(0.2)
         assert other.is_alive(), "the second writer waits for the first"
         connection.execute(
-            runs.insert().values(id="first", seq=1, status="done", started_at="", **RUN)
+            runs.insert().values(
+                id="first", kind="submit", seq=1, status="done", started_at="", **RUN
+            )
         )
     other.join(60)
     assert {run.id for run in first.list_runs()} == {"first", "second"}

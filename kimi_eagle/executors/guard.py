@@ -4,11 +4,16 @@ The coordinator starts this, as the leader of a process group of its own, with a
 standard input that it never writes to. This starts the worker in the same group. When the
 coordinator dies, in whatever way, the pipe ends, and the whole group is killed: the worker, and
 engine processes that would otherwise go on without it.
+
+Its first argument names a file for what the worker used of the machine; the others are the
+worker's.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,12 +30,25 @@ def main() -> int:
     # An interrupt or a request to end is the worker's to answer; this one stays until it is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    usage, *arguments = sys.argv[1:]
     worker = subprocess.Popen(
-        [sys.executable, *sys.argv[1:]], stdin=subprocess.DEVNULL, preexec_fn=_defaults
+        [sys.executable, *arguments], stdin=subprocess.DEVNULL, preexec_fn=_defaults
     )
     threading.Thread(target=_watch, daemon=True).start()
     code = worker.wait()
+    _account(usage)
     return 128 - code if code < 0 else code
+
+
+def _account(path: str) -> None:
+    """Write what the worker and the processes it waited for have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    figures = {
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 3),
+        "peak_memory_bytes": used.ru_maxrss * 1024,
+    }
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(figures, file)
 
 
 def _defaults() -> None:

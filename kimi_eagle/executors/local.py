@@ -56,12 +56,13 @@ class LocalJob:
 class LocalExecutor:
     """Starts jobs as subprocesses under a guard (see `executors.guard`)."""
 
-    def submit(self, arguments: Sequence[str], log: Path) -> LocalJob:
-        """Start `python *arguments`; what it prints goes to `log`."""
+    def submit(self, arguments: Sequence[str], log: Path, usage: Path) -> LocalJob:
+        """Start `python *arguments`; what it prints goes to `log`, and when it ends what it used
+        (`cpu_seconds`, `peak_memory_bytes`) to `usage`, as JSON."""
         file = log.open("ab")
         guard = Path(__file__).with_name("guard.py")
         process = subprocess.Popen(
-            [sys.executable, str(guard), *arguments],
+            [sys.executable, str(guard), str(usage), *arguments],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,

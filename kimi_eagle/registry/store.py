@@ -81,12 +81,12 @@ class Registry:
 
     # Runs
 
-    def begin_run(self, run_id: str, **values: Any) -> None:
+    def begin_run(self, run_id: str, *, kind: str = "submit", **values: Any) -> None:
         with self._write() as connection:
             seq = connection.scalar(select(func.coalesce(func.max(runs.c.seq), 0))) or 0
             connection.execute(
                 insert(runs).values(
-                    id=run_id, seq=seq + 1, status="running", started_at=now(), **values
+                    id=run_id, seq=seq + 1, kind=kind, status="running", started_at=now(), **values
                 )
             )
 
@@ -189,6 +189,7 @@ class Registry:
         seconds: float,
         outputs: Mapping[str, ArtifactRecord] | None = None,
         metrics: Mapping[str, Any] | None = None,
+        resources: Mapping[str, Any] | None = None,
         error: str | None = None,
     ) -> None:
         """Record how a stage ended: its outputs become known in the same transaction."""
@@ -203,6 +204,7 @@ class Registry:
                     ended_at=now(),
                     error=error,
                     metrics=json.dumps(metrics or {}),
+                    resources=json.dumps(resources or {}),
                 )
             )
             for role, artifact in (outputs or {}).items():
@@ -477,6 +479,7 @@ def _execution(connection: Connection, row: Any) -> ExecutionRecord:
         disposition=row["disposition"],
         reused_from=row["reused_from"],
         metrics=json.loads(row["metrics"]),
+        resources=json.loads(row["resources"]),
         environment=json.loads(row["environment"]),
         error=row["error"],
         seconds=row["seconds"],
@@ -552,7 +555,7 @@ def _insert_execution(
             document=json.dumps(document),
             disposition=disposition,
             started_at=now(),
-            **{"metrics": "{}", **values},
+            **{"metrics": "{}", "resources": "{}", **values},
         )
         .returning(executions.c.id)
     )

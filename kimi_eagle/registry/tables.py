@@ -36,6 +36,12 @@ runs = Table(
     Column("seq", Integer, nullable=False, unique=True),
     Column("name", Text, nullable=False),
     Column(
+        "kind",
+        String(16),
+        CheckConstraint("kind in ('submit','reproduce')", name="kind"),
+        nullable=False,
+    ),
+    Column(
         "status",
         String(16),
         CheckConstraint("status in ('running','done','failed','interrupted')", name="status"),
@@ -68,6 +74,17 @@ artifacts = Table(
         nullable=False,
     ),
     Column("created_at", String(32), nullable=False),
+    # When every file was last read and found equal to its digest.
+    Column("verified_at", String(32)),
+)
+
+# Artifacts that are kept whatever the policy of `gc` says.
+pins = Table(
+    "pins",
+    metadata,
+    Column("digest", String(64), ForeignKey("artifacts.digest"), primary_key=True),
+    Column("note", Text, nullable=False),
+    Column("created_at", String(32), nullable=False),
 )
 
 artifact_members = Table(
@@ -92,7 +109,7 @@ executions = Table(
         "disposition",
         String(16),
         CheckConstraint(
-            "disposition in ('executed','reused','failed','running','interrupted')",
+            "disposition in ('executed','reused','reproduced','failed','running','interrupted')",
             name="disposition",
         ),
         nullable=False,
@@ -100,6 +117,8 @@ executions = Table(
     Column("reused_from", Integer, ForeignKey("executions.id")),
     Column("attempt", String(32)),
     Column("metrics", Text, nullable=False),
+    # What it took: seconds of CPU, peak memory, bytes written.
+    Column("resources", Text, nullable=False),
     Column("environment", Text, nullable=False),
     Column("error", Text),
     Column("seconds", Float),

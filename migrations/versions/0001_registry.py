@@ -15,6 +15,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(32), nullable=False),
         sa.Column("seq", sa.Integer, nullable=False),
         sa.Column("name", sa.Text, nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("status", sa.String(16), nullable=False),
         sa.Column("manifest_digest", sa.String(64), nullable=False),
         sa.Column("manifest_path", sa.Text, nullable=False),
@@ -28,6 +29,7 @@ def upgrade() -> None:
         sa.Column("pid", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.UniqueConstraint("seq", name="uq_runs_seq"),
+        sa.CheckConstraint("kind in ('submit','reproduce')", name=op.f("ck_runs_kind")),
         sa.CheckConstraint(
             "status in ('running','done','failed','interrupted')", name=op.f("ck_runs_status")
         ),
@@ -41,10 +43,19 @@ def upgrade() -> None:
         sa.Column("label", sa.Text, nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.Column("created_at", sa.String(32), nullable=False),
+        sa.Column("verified_at", sa.String(32)),
         sa.PrimaryKeyConstraint("digest", name="pk_artifacts"),
         sa.CheckConstraint(
             "state in ('present','evicted','missing','external')", name=op.f("ck_artifacts_state")
         ),
+    )
+    op.create_table(
+        "pins",
+        sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("note", sa.Text, nullable=False),
+        sa.Column("created_at", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name="pk_pins"),
+        sa.ForeignKeyConstraint(["digest"], ["artifacts.digest"], name="fk_pins_digest"),
     )
     op.create_table(
         "artifact_members",
@@ -70,6 +81,7 @@ def upgrade() -> None:
         sa.Column("reused_from", sa.Integer),
         sa.Column("attempt", sa.String(32)),
         sa.Column("metrics", sa.Text, nullable=False),
+        sa.Column("resources", sa.Text, nullable=False),
         sa.Column("environment", sa.Text, nullable=False),
         sa.Column("error", sa.Text),
         sa.Column("seconds", sa.Float),
@@ -81,7 +93,7 @@ def upgrade() -> None:
             ["reused_from"], ["executions.id"], name="fk_executions_reused_from"
         ),
         sa.CheckConstraint(
-            "disposition in ('executed','reused','failed','running','interrupted')",
+            "disposition in ('executed','reused','reproduced','failed','running','interrupted')",
             name=op.f("ck_executions_disposition"),
         ),
     )
@@ -159,6 +171,7 @@ def downgrade() -> None:
         "execution_inputs",
         "executions",
         "artifact_members",
+        "pins",
         "artifacts",
         "runs",
     ):

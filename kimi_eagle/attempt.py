@@ -1,0 +1,304 @@
+"""One attempt at one stage: job, worker, shards as they come, outputs published, all recorded.
+
+An attempt has a name of its own and works in a staging folder of that name. Only the coordinator
+that started it publishes what it made, so an orphan cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kimi_eagle.artifacts.digests import Digests
+from kimi_eagle.artifacts.files import sync_folder, write_json
+from kimi_eagle.artifacts.objects import STAGING, Objects
+from kimi_eagle.executors.local import LocalExecutor, LocalJob
+from kimi_eagle.job import (
+    EVENTS,
+    OUT,
+    SHARDS,
+    EventReader,
+    Given,
+    Job,
+    StageFailed,
+    read_result,
+)
+from kimi_eagle.outcome import Reporter, StageOutcome
+from kimi_eagle.pins import Pinned, member_records
+from kimi_eagle.plan import StagePlan
+from kimi_eagle.provenance import environment
+from kimi_eagle.records import ArtifactRecord, ShardRecord
+from kimi_eagle.registry.schema import FILE
+from kimi_eagle.registry.store import Registry
+from kimi_eagle.stages.catalog import KINDS
+from kimi_eagle.stages.contract import StageParams
+from kimi_eagle.states.layout import shard_path
+
+USAGE = "usage.json"
+_POLL_SECONDS = 0.05
+_LOG_LINES = 40
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """What one stage is given: what it pins from outside, and what earlier stages made."""
+
+    params: StageParams
+    verifier: Path
+    pinned: Mapping[str, tuple[Pinned, ...]]
+    upstream: Mapping[str, tuple[str, str]]
+    """Role → (digest, name of the stage that made it)."""
+
+    def records(self, stage: StagePlan) -> dict[str, list[ArtifactRecord | str]]:
+        """The stage's inputs for the registry: pinned ones with their records."""
+        found: dict[str, list[ArtifactRecord | str]] = {
+            role: list(digests) for role, digests in stage.inputs.items()
+        }
+        for role, items in self.pinned.items():
+            found[role] = [item.record for item in items]
+        return found
+
+    def members(self) -> list[ArtifactRecord]:
+        """The files of pinned folders, which the folders' records point to."""
+        return [
+            member
+            for items in self.pinned.values()
+            for item in items
+            for member in member_records(item)
+        ]
+
+
+class Attempts:
+    """Makes attempts under one root."""
+
+    def __init__(
+        self, root: Path, registry: Registry, objects: Objects, digests: Digests, reporter: Reporter
+    ):
+        self._root = root
+        self._registry = registry
+        self._objects = objects
+        self._digests = digests
+        self._reporter = reporter
+        self._executor = LocalExecutor()
+
+    def execute(
+        self, run_id: str, stage: StagePlan, given: StageInputs, *, disposition: str = "executed"
+    ) -> StageOutcome:
+        """Run a stage to its end and record it as `disposition`, or as failed.
+
+        Anything else that `disposition` says than `executed` is not found by key later on.
+        """
+        key, document = str(stage.key), stage.document or {}
+        attempt = f"{run_id}-{stage.name}-{secrets.token_hex(4)}"
+        kept = self._root / run_id / "stages"
+        kept.mkdir(exist_ok=True)
+        log = kept / f"{stage.name}.log"
+        started = time.monotonic()
+        execution = self._registry.begin_execution(
+            run_id,
+            stage.name,
+            stage.kind,
+            key,
+            document,
+            given.records(stage),
+            given.members(),
+            attempt,
+            environment(),
+        )
+        self._reporter.stage_started(stage)
+        metrics: dict[str, Any] = {}
+        resources: dict[str, Any] = {}
+        outputs: dict[str, ArtifactRecord] = {}
+        with self._staging(attempt) as folder:
+            try:
+                job = self._job(stage, given, folder)
+                _unchanged(stage, given)
+                code = self._work(stage, job, log)
+                result = read_result(folder)
+                metrics = dict(result["metrics"]) if result and "metrics" in result else {}
+                resources = _used(folder)
+                _came_to_its_end(stage, code, result, log)
+                _unchanged(stage, given)
+                production = {
+                    "key": key,
+                    "document": document,
+                    "stage": stage.name,
+                    "run": run_id,
+                    "metrics": metrics,
+                    "environment": environment(),
+                }
+                outputs = self._publish(stage, folder, production)
+                resources["bytes_written"] = sum(item.bytes for item in outputs.values())
+                error = None
+            except (StageFailed, OSError) as problem:
+                error = str(problem)
+            with suppress(OSError):
+                shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
+        seconds = round(time.monotonic() - started, 3)
+        came_out = disposition if error is None else "failed"
+        write_json(
+            kept / f"{stage.name}.json",
+            {
+                "stage": stage.name,
+                "kind": stage.kind,
+                "key": key,
+                "document": document,
+                "disposition": came_out,
+                "seconds": seconds,
+                "metrics": metrics,
+                "resources": resources,
+                "error": error,
+                "outputs": {role: record.digest for role, record in outputs.items()},
+            },
+        )
+        self._registry.end_execution(
+            execution,
+            came_out,
+            seconds=seconds,
+            outputs=outputs,
+            metrics=metrics,
+            resources=resources,
+            error=error,
+        )
+        return StageOutcome(
+            stage.name,
+            stage.kind,
+            came_out,
+            key,
+            {role: record.digest for role, record in outputs.items()},
+            metrics,
+            seconds,
+            error,
+            log,
+        )
+
+    @contextmanager
+    def _staging(self, attempt: str) -> Iterator[Path]:
+        """A folder for one attempt, gone afterwards."""
+        folder = self._root / STAGING / attempt
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _work(self, stage: StagePlan, job: Job, log: Path) -> int:
+        """Run the job's worker to its end; whatever stops us, stops it."""
+        command = ["-m", "kimi_eagle.worker", str(job.write())]
+        running = self._executor.submit(command, log, Path(job.folder) / USAGE)
+        try:
+            return self._follow(stage, running, Path(job.folder))
+        finally:
+            running.cancel()
+
+    def _publish(
+        self, stage: StagePlan, folder: Path, production: dict[str, Any]
+    ) -> dict[str, ArtifactRecord]:
+        kind = KINDS[stage.kind]
+        staged = folder / OUT / kind.output
+        try:
+            record = self._objects.describe(staged, kind.output)
+        except ValueError as error:
+            raise StageFailed(str(error)) from None
+        self._objects.publish(staged, record, production)
+        self._digests.flush()
+        return {kind.output: record}
+
+    def _job(self, stage: StagePlan, given: StageInputs, folder: Path) -> Job:
+        inputs = {
+            role: tuple(
+                Given(item.record.digest, str(item.path), item.record.label) for item in items
+            )
+            for role, items in given.pinned.items()
+        }
+        for role, (digest, source) in given.upstream.items():
+            inputs[role] = (Given(digest, str(self._objects.path(digest)), source),)
+        return Job(
+            stage=stage.name,
+            kind=stage.kind,
+            params=given.params.model_dump(mode="json"),
+            inputs=inputs,
+            verifier=str(given.verifier.absolute()),
+            folder=str(folder),
+            root=str(self._root),
+            registry=str(self._root / FILE),
+        )
+
+    def _follow(self, stage: StagePlan, running: LocalJob, folder: Path) -> int:
+        """Pass events on and take shards in until the job ends; returns its exit code."""
+        events = EventReader(folder / EVENTS)
+        while True:
+            code = running.poll()
+            for event in events.new():
+                if event["event"] == "shard":
+                    self._take_shard(folder / SHARDS / event["name"])
+                else:
+                    self._reporter.stage_event(stage, event)
+            if code is not None:
+                return code
+            time.sleep(_POLL_SECONDS)
+
+    def _take_shard(self, staged: Path) -> None:
+        """Publish a shard that a worker finished: rename first, then make its rows findable."""
+        digest, size = self._digests.of(staged)
+        rows = json.loads(staged.with_suffix(".json").read_text("utf-8"))["rows"]
+        target = shard_path(self._root, digest)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged.chmod(0o444)
+        with staged.open("rb") as file:
+            os.fsync(file.fileno())
+        staged.with_suffix(".json").rename(target.with_suffix(".json"))
+        staged.rename(target)
+        sync_folder(target.parent)
+        self._registry.add_shard(
+            ShardRecord(digest, size, tuple((r[0], r[1], r[2], r[3]) for r in rows))
+        )
+        self._digests.remember(target, digest)
+
+
+def _used(folder: Path) -> dict[str, Any]:
+    """What the worker used, as the executor wrote it down; empty when it could not."""
+    try:
+        return dict(json.loads((folder / USAGE).read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _came_to_its_end(
+    stage: StagePlan, code: int, result: Mapping[str, Any] | None, log: Path
+) -> None:
+    """Raises: StageFailed, with what the worker said or else the end of its log."""
+    if result is not None and "error" in result:
+        raise StageFailed(str(result["error"]))
+    if code != 0 or result is None:
+        signalled = code - 128 if code > 128 else -code
+        how = f"was ended by signal {signalled}" if signalled > 0 else f"ended with code {code}"
+        raise StageFailed(f"the worker of {stage.name} {how}; the end of its log:\n{log_tail(log)}")
+
+
+def _unchanged(stage: StagePlan, given: StageInputs) -> None:
+    """Raises: StageFailed when an input from outside is not as it was pinned any more."""
+    for items in given.pinned.values():
+        for item in items:
+            changed = item.changed()
+            if changed is not None:
+                raise StageFailed(
+                    f"{changed} changed while {stage.name} was under way: what was made of it "
+                    "is not kept; submit again"
+                )
+
+
+def log_tail(log: Path, lines: int = _LOG_LINES) -> str:
+    """The last lines of a log."""
+    try:
+        return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"

@@ -1,0 +1,44 @@
+"""What command modules share. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+Command = Callable[[argparse.Namespace], int]
+# argparse keeps the type of what `add_subparsers` returns to itself.
+Subparsers = Any
+
+
+def command(
+    commands: Subparsers, name: str, run: Command, text: str, *, json: bool = True
+) -> argparse.ArgumentParser:
+    """Declare a command; `text` begins in lower case and has no full stop."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + "."
+    )
+    parser.set_defaults(command=run)
+    if json:
+        parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def add_manifest(parser: argparse.ArgumentParser) -> None:
+    """MANIFEST and --set."""
+    parser.add_argument("manifest", type=Path, metavar="MANIFEST")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="overrides",
+        help="override a value, for example stages.draft.lr=1e-4 (repeatable)",
+    )
+
+
+def add_hash(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("hash", metavar="HASH", help="a hash, or an unambiguous start of one")

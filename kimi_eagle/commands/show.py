@@ -1,0 +1,24 @@
+"""`kimi-eagle show`: show a run or an artifact, by its hash or the start of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kimi_eagle.commands.parsing import DONE, Subparsers, add_hash, command
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(
+        commands, "show", run, "show a run or an artifact, by its hash or the start of it"
+    )
+    add_hash(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from kimi_eagle import app, render
+
+    found = app.show(options.root, options.hash)
+    with render.while_read(sys.stdout):
+        render.shown(found, options.root, as_json=options.json)
+    return DONE
