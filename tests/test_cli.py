@@ -249,7 +249,7 @@ def test_an_unknown_and_an_ambiguous_hash_are_told_apart(made: Project, command:
     with sqlite3.connect(made.root / FILE) as connection:
         for last in "01":
             connection.execute(
-                "insert into artifacts values (?, 'rows', 1, '{}', '', 'present', '')",
+                "insert into artifacts values (?, 'rows', 1, '{}', '', 'present', '', null)",
                 ("f" * 63 + last,),
             )
     refused(made.cli(command, "ffffffff"), "2 hashes", "give more of it")
