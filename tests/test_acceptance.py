@@ -169,3 +169,9 @@ def test_public_gate_vectors_fail(name: str) -> None:
 def test_a_shortfall_says_what_was_found_and_needed() -> None:
     (found,) = gate({**GOOD, "acceptance_length": 1.5}, 2.0, 0.0, True)
     assert str(found) == "acceptance length is 1.5, needed is at least 2.0"
+
+
+def test_a_collapse_is_released_only_where_the_manifest_says_so() -> None:
+    collapsed = {**GOOD, "per_position": [0.34, 0.0, 0.0]}
+    assert gate(collapsed, 1.0, 0.0, False)
+    assert gate(collapsed, 1.0, 0.0, False, refuse_collapse=False) == []

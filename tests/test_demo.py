@@ -91,12 +91,14 @@ def test_our_count_of_accepted_tokens_agrees_with_the_engines(demo: dict[str, An
     assert theirs - 0.25 < metrics["acceptance_length"] <= theirs
 
 
-def test_ten_conversations_split_eight_and_two(first: dict[str, Any]) -> None:
-    metrics = first["rows"]["metrics"]
-    assert metrics["conversations"] == 10
-    report = metrics["rows_train"], metrics["rows_val"]
-    assert sum(report) == metrics["rows"]
-    assert metrics["rows_val"] >= 2
+def test_ten_conversations_split_eight_and_two(store: Path, first: dict[str, Any]) -> None:
+    from kimi_eagle.rows.table import TRAIN, VALIDATE, load_rows
+
+    digest = first["rows"]["outputs"]["rows"]
+    rows = load_rows(store / "objects" / digest[:2] / digest)
+    apart = {int(rows.record[row]) for row in rows.indices(VALIDATE)}
+    assert len(apart) == 2
+    assert len({int(rows.record[row]) for row in rows.indices(TRAIN)}) == 8
 
 
 def test_rows_that_are_held_are_not_extracted_again(

@@ -18,9 +18,16 @@ from sqlalchemy import create_engine, func, inspect, select
 
 from kimi_eagle.identity import digest_document
 from kimi_eagle.records import ArtifactRecord, ShardRecord
-from kimi_eagle.registry.schema import FILE, RegistryError, file_system, journal_mode, scripts
+from kimi_eagle.registry.schema import (
+    FILE,
+    REVISION,
+    RegistryError,
+    file_system,
+    journal_mode,
+    scripts,
+)
 from kimi_eagle.registry.store import AmbiguousDigest, Registry, UnknownDigest
-from kimi_eagle.registry.tables import REVISION, metadata, runs
+from kimi_eagle.registry.tables import metadata, runs
 
 RUN: dict[str, Any] = {
     "name": "test",

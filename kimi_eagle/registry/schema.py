@@ -1,23 +1,24 @@
-"""Open the registry's database: the schema gate, the migrations, and SQLite's settings."""
+"""Open the registry's database: the schema gate, SQLite's settings, one transaction at a time.
+
+Standard library only: SQLAlchemy and Alembic take longer to load than most commands to run, and
+come in (`registry.engine`) where a query is made of parts or the schema is to be changed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import URL, create_engine, event
-from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DatabaseError, OperationalError
-
-from kimi_eagle.registry.tables import REVISION
 
 FILE = "registry.sqlite"
+
+# The revision of `migrations/versions` that this program works with; the gate compares it.
+REVISION = "0001"
 
 # How /proc/mounts writes blanks and backslashes.
 _ESCAPE = re.compile(r"\\([0-7]{3})")
@@ -65,8 +66,85 @@ class RegistryError(Exception):
     """The registry cannot be used as it is; the message names the file and what to do."""
 
 
-def open_database(root: Path, *, create: bool = True) -> Engine:
-    """An engine on `root`'s registry, its schema brought up to this program's.
+class Database:
+    """A registry's file, through one connection; threads take turns."""
+
+    def __init__(self, path: Path, read_only: str | None = None):
+        """`read_only` is how to open a file that may not be written, as of `_read_only_way`."""
+        self.path = path
+        self.read_only = read_only
+        self._connection: sqlite3.Connection | None = None
+        self._turn = threading.RLock()
+
+    @property
+    def uri(self) -> str:
+        return f"{self.path.absolute().as_uri()}?{self.read_only or 'mode=rwc'}"
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that is kept whole or not at all.
+
+        It takes the write lock first: one that reads and then writes fails at once when another
+        writer came between, whatever the timeout.
+
+        Raises: RegistryError.
+        """
+        with self._turn, readable(self.path):
+            connection = self._connected()
+            connection.execute("begin immediate")
+            try:
+                yield connection
+                connection.execute("commit")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that sees the registry as it is at one moment. Raises: RegistryError."""
+        with self._turn, readable(self.path):
+            connection = self._connected()
+            connection.execute("begin")
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+
+    def close(self) -> None:
+        with self._turn:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            connection = sqlite3.connect(
+                self.uri,
+                uri=True,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                connection.row_factory = sqlite3.Row
+                self.configure(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def configure(self, connection: sqlite3.Connection) -> None:
+        """What every connection to a registry is set to."""
+        if self.read_only is None:
+            _set_journal_mode(connection, journal_mode(self.path.parent))
+        connection.execute("pragma foreign_keys=on")
+        connection.execute("pragma synchronous=full")
+
+
+def open_database(root: Path, *, create: bool = True) -> Database:
+    """`root`'s registry, its schema brought up to this program's.
 
     A database that is newer than this program, or no database at all, is refused and its bytes
     are left alone.
@@ -94,11 +172,13 @@ def open_database(root: Path, *, create: bool = True) -> Engine:
             f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
             f"knows {REVISION}); upgrade kimi-eagle, or use another --root. It was left untouched."
         )
-    engine = _engine(path, _read_only_way(path) if not create else None)
+    database = Database(path, _read_only_way(path) if not create else None)
     if found != REVISION:
-        with readable(path):
-            _migrate(engine)
-    return engine
+        # Imported late: only a new or an old database needs it.
+        from kimi_eagle.registry.engine import migrate
+
+        migrate(database)
+    return database
 
 
 @contextmanager
@@ -106,12 +186,12 @@ def readable(path: Path) -> Iterator[None]:
     """Say what SQLite says of a database as a `RegistryError` that names it."""
     try:
         yield
-    except DatabaseError as error:
+    except sqlite3.DatabaseError as error:
         # Its subclasses but one speak of our statements, not of the file.
-        if type(error) not in (DatabaseError, OperationalError):
+        if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError):
             raise
         raise RegistryError(
-            f"the registry {path} cannot be used: {error.orig}; see that its folder can be written "
+            f"the registry {path} cannot be used: {error}; see that its folder can be written "
             "and has space left, or restore the file from a backup"
         ) from error
 
@@ -184,41 +264,14 @@ def _read_only_way(path: Path) -> str | None:
     return "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
 
 
-def _engine(path: Path, read_only: str | None = None) -> Engine:
-    uri = f"{path.absolute().as_uri()}?{read_only or 'mode=rwc'}"
-    url = URL.create("sqlite", database=uri, query={"uri": "true"})
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
-    mode = journal_mode(path.parent)
-
-    @event.listens_for(engine, "connect")
-    def _settings(connection: Any, _record: Any) -> None:
-        # SQLAlchemy's own begin is kept out of the way: see `_begin`.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        if read_only is None:
-            _set_journal_mode(cursor, mode)
-        cursor.execute("pragma foreign_keys=on")
-        cursor.execute("pragma synchronous=full")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        # A transaction that reads and then writes must take the write lock first: a deferred one
-        # fails at once when another writer came between, whatever the timeout.
-        reading = connection.get_execution_options().get("read_only", False)
-        connection.exec_driver_sql("begin" if reading else "begin immediate")
-
-    return engine
-
-
-def _set_journal_mode(cursor: Any, mode: str) -> None:
+def _set_journal_mode(connection: sqlite3.Connection, mode: str) -> None:
     """Switch the journal mode, patiently: SQLite answers "locked" at once to this one pragma,
     whatever the timeout, while another process is opening the same new database."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            if cursor.execute("pragma journal_mode").fetchone()[0].upper() != mode:
-                cursor.execute(f"pragma journal_mode={mode}")
+            if connection.execute("pragma journal_mode").fetchone()[0].upper() != mode:
+                connection.execute(f"pragma journal_mode={mode}")
             return
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
@@ -237,15 +290,3 @@ def scripts() -> Path:
 
 def _known_revisions() -> set[str]:
     return {path.name.split("_")[0] for path in (scripts() / "versions").glob("*.py")}
-
-
-def _migrate(engine: Engine) -> None:
-    # Imported late: only a new or an old database needs it.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, REVISION)

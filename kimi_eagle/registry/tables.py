@@ -1,4 +1,7 @@
-"""The tables of the registry. `migrations/` makes them; a test holds the two equal."""
+"""The tables of the registry. `migrations/` makes them; a test holds the two equal.
+
+`schema.REVISION` is the revision that they are.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ from sqlalchemy import (
     Table,
     Text,
 )
-
-# The revision of `migrations/versions` that these tables are; the schema gate compares it.
-REVISION = "0001"
 
 # SQLite cannot drop a constraint without a name: every one has a name from the first revision.
 metadata = MetaData(

@@ -126,11 +126,13 @@ def gate(
     min_acceptance_length: float,
     min_first_position: float,
     outputs_identical: bool,
+    refuse_collapse: bool = True,
 ) -> list[Shortfall]:
     """What an evaluation lacks; empty when it may be released.
 
     Shares that are missing, outside 0..1 or rising and lengths outside 1..k+1 are measuring errors
-    and never pass; nor does a draft that is right once and then never again, whatever is asked.
+    and never pass; with `refuse_collapse` nor does a draft that never helps, or is right once and
+    then never again.
     """
     lacking = []
     length = evaluation.get("acceptance_length")
@@ -160,11 +162,11 @@ def gate(
                 f"at least {min_first_position}",
             )
         )
-    elif positions[0] == 0:
+    elif refuse_collapse and positions[0] == 0:
         lacking.append(
             Shortfall("acceptance at the first position", 0.0, "some: the draft never helps")
         )
-    elif len(positions) > 1 and positions[1] < COLLAPSE * positions[0]:
+    elif refuse_collapse and len(positions) > 1 and positions[1] < COLLAPSE * positions[0]:
         lacking.append(
             Shortfall(
                 "acceptance past the first position",

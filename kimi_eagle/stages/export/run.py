@@ -26,6 +26,7 @@ def run(context: Context) -> dict[str, Any]:
         params.gate.min_acceptance_length,
         params.gate.min_first_position,
         params.gate.outputs_identical,
+        params.gate.refuse_collapse,
     )
     if lacking:
         raise StageFailed("not released: " + "; ".join(map(str, lacking)))

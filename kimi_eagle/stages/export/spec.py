@@ -18,6 +18,9 @@ class Gate(Model):
     """Share of the draft steps whose first token was accepted."""
     outputs_identical: bool = False
     """Whether outputs with the draft must equal those without it."""
+    refuse_collapse: bool = True
+    """Whether a draft that never helps, or is right once and then never again, is refused: it is
+    what a draft looks like whose engine feeds it other states than its training did."""
 
 
 class ExportParams(StageParams):
