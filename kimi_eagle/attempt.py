@@ -37,7 +37,7 @@ from kimi_eagle.plan import StagePlan
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ShardRecord
 from kimi_eagle.registry.schema import FILE
-from kimi_eagle.registry.store import Registry
+from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import StageParams
 from kimi_eagle.states.layout import shard_path
@@ -76,13 +76,29 @@ class StageInputs:
         ]
 
 
+@dataclass(frozen=True)
+class StateStore:
+    """Where hidden states are kept: shards under `root`, found through `registry`."""
+
+    root: Path
+    registry: Ledger
+
+
 class Attempts:
     """Makes attempts under one root."""
 
     def __init__(
-        self, root: Path, registry: Registry, objects: Objects, digests: Digests, reporter: Reporter
+        self,
+        root: Path,
+        registry: Ledger,
+        objects: Objects,
+        digests: Digests,
+        reporter: Reporter,
+        states: StateStore | None = None,
     ):
+        """Args: `states`: a store of hidden states other than the root's own."""
         self._root = root
+        self._states = states or StateStore(root, registry)
         self._registry = registry
         self._objects = objects
         self._digests = digests
@@ -132,6 +148,7 @@ class Attempts:
                     "document": document,
                     "stage": stage.name,
                     "run": run_id,
+                    "disposition": disposition,
                     "metrics": metrics,
                     "environment": environment(),
                 }
@@ -228,8 +245,8 @@ class Attempts:
             inputs=inputs,
             verifier=str(given.verifier.absolute()),
             folder=str(folder),
-            root=str(self._root),
-            registry=str(self._root / FILE),
+            root=str(self._states.root),
+            registry=str(self._states.root / FILE),
         )
 
     def _follow(self, stage: StagePlan, running: LocalJob, folder: Path) -> int:
@@ -250,7 +267,7 @@ class Attempts:
         """Publish a shard that a worker finished: rename first, then make its rows findable."""
         digest, size = self._digests.of(staged)
         rows = json.loads(staged.with_suffix(".json").read_text("utf-8"))["rows"]
-        target = shard_path(self._root, digest)
+        target = shard_path(self._states.root, digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         staged.chmod(0o444)
         with staged.open("rb") as file:
@@ -258,7 +275,7 @@ class Attempts:
         staged.with_suffix(".json").rename(target.with_suffix(".json"))
         staged.rename(target)
         sync_folder(target.parent)
-        self._registry.add_shard(
+        self._states.registry.add_shard(
             ShardRecord(digest, size, tuple((r[0], r[1], r[2], r[3]) for r in rows))
         )
         self._digests.remember(target, digest)

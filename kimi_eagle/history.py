@@ -7,14 +7,14 @@ from pathlib import Path
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
-from kimi_eagle.registry.store import Registry
+from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.states.layout import ROWS, read_rows, shard_path
 
 
 class History:
     """The registry for what was made, the disk for whether it is still there, as it was."""
 
-    def __init__(self, registry: Registry, objects: Objects, root: Path, digests: Digests):
+    def __init__(self, registry: Ledger, objects: Objects, root: Path, digests: Digests):
         self._registry = registry
         self._objects = objects
         self._root = root
@@ -32,12 +32,15 @@ class History:
             record = self._registry.artifact(digest)
             if record is None:
                 return f"output {digest[:12]} is not in the registry"
-            found = self._objects.trouble(record)
-            if found is None and record.kind == "states":
-                found = self._states_trouble(record)
+            found = self.artifact_trouble(record)
             if found is not None:
                 return found
         return None
+
+    def artifact_trouble(self, record: ArtifactRecord) -> str | None:
+        """Why an artifact cannot be used as it is on disk, the rows of states included."""
+        found = self._objects.trouble(record)
+        return self._states_trouble(record) if found is None and record.kind == "states" else found
 
     def _states_trouble(self, record: ArtifactRecord) -> str | None:
         self.check_shards()

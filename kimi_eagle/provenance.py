@@ -35,8 +35,9 @@ PACKAGES = (
 # Settings from outside that can change the bytes that a stage makes: threads decide the order in
 # which sums are taken, the others which kernels take them.
 _FLAGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
-_FLAG_PREFIXES = ("TORCH_", "PYTORCH_", "NVIDIA_TF32", "VLLM_", "NCCL_", "MKL_CBWR", "ONEDNN_")
-_PRIVATE = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_FLAG_PREFIXES = ("TORCH", "PYTORCH", "NVIDIA_TF32", "VLLM_", "NCCL_", "MKL_CBWR", "ONEDNN_")
+# Nothing that is secret, nor a place, which changes no bytes.
+_UNRECORDED = ("TOKEN", "KEY", "SECRET", "PASSWORD", "_ROOT", "_DIR", "_PATH", "_HOME", "_HOST")
 _DRIVER = Path("/proc/driver/nvidia")
 
 
@@ -64,7 +65,7 @@ def _flags() -> dict[str, str]:
         name: value
         for name, value in sorted(os.environ.items())
         if (name in _FLAGS or name.startswith(_FLAG_PREFIXES))
-        and not any(word in name for word in _PRIVATE)
+        and not any(word in name for word in _UNRECORDED)
     }
 
 

@@ -29,7 +29,7 @@ from kimi_eagle.plan import RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ExecutionRecord
 from kimi_eagle.registry.schema import RegistryError
-from kimi_eagle.registry.store import Registry
+from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.stages.catalog import KINDS
 
 # Folders directly under the root that are not runs.
@@ -47,7 +47,7 @@ class Runner:
     def __init__(self, root: Path, reporter: Reporter):
         """Raises: RegistryError when the registry under `root` cannot be used."""
         self.root = root.absolute()
-        self.registry = Registry(self.root)
+        self.registry = Ledger(self.root)
         self.digests = Digests(self.registry)
         self.objects = Objects(self.root, self.digests)
         self.history = History(self.registry, self.objects, self.root, self.digests)
@@ -86,13 +86,13 @@ class Runner:
             ManifestError: an input is not there; nothing was started.
         """
         pins = pin(loaded, self.digests)
-        self._clear_dead()
+        self.clear_dead()
         run_id = secrets.token_hex(6)
         folder = self.root / run_id
-        with self._run(run_id, folder, loaded):
+        with self.recording(run_id, loaded):
             outcome = RunOutcome(run_id, "running")
             try:
-                with _interruptible():
+                with interruptible():
                     self._loop(loaded, pins, outcome)
                 outcome.status = "done"
                 if any(stage.disposition == "failed" for stage in outcome.stages):
@@ -103,19 +103,24 @@ class Runner:
                 outcome.status = "failed"
                 self._reporter.note(f"the run ends here: {error}")
             except BaseException:
-                self._end(run_id, "failed")
+                self.end(run_id, "failed")
                 raise
-            self._end(run_id, outcome.status)
+            self.end(run_id, outcome.status)
             write_json(folder / "outcome.json", outcome_document(outcome))
         return outcome
 
-    def _end(self, run_id: str, status: str) -> None:
+    def end(self, run_id: str, status: str) -> None:
+        """Record how a run ended."""
         unfinished = "interrupted" if status == "interrupted" else "failed"
         self.registry.abandon_running(run_id, unfinished)
         self.registry.end_run(run_id, status)
 
     @contextmanager
-    def _run(self, run_id: str, folder: Path, loaded: LoadedManifest) -> Iterator[None]:
+    def recording(
+        self, run_id: str, loaded: LoadedManifest, kind: str = "submit"
+    ) -> Iterator[None]:
+        """Record that a run of a kind (`submit`, `reproduce`) began, and hold its sign of life."""
+        folder = self.root / run_id
         folder.mkdir(parents=True)
         write_text(folder / "manifest.yaml", loaded.text)
         write_json(folder / "resolved.json", resolved(loaded.manifest))
@@ -123,6 +128,7 @@ class Runner:
         with Lock(folder / ALIVE):
             self.registry.begin_run(
                 run_id,
+                kind=kind,
                 name=loaded.manifest.name,
                 manifest_digest=loaded.digest,
                 manifest_path=str(loaded.path.absolute()),
@@ -217,12 +223,12 @@ class Runner:
         finally:
             lock.release()
 
-    def _clear_dead(self) -> None:
+    def clear_dead(self) -> None:
         """Give runs whose coordinator died their end, and clear what they left in staging."""
-        for run in self.registry.list_runs():
-            if run.status == "running" and not held(self.root / run.id / ALIVE):
-                self.registry.abandon_running(run.id, "interrupted")
-                self.registry.end_run(run.id, "interrupted")
+        for run_id in self.registry.running_runs():
+            if not held(self.root / run_id / ALIVE):
+                self.registry.abandon_running(run_id, "interrupted")
+                self.registry.end_run(run_id, "interrupted")
         staging = self.root / STAGING
         for folder in staging.iterdir() if staging.is_dir() else ():
             run_id = folder.name.split("-")[0]
@@ -231,7 +237,7 @@ class Runner:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Turn a request to end (SIGTERM) into the same orderly stop as ctrl-c."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

@@ -8,9 +8,9 @@ only touched is read once more, found equal, and remembered under its new times.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kimi_eagle.identity import digest_file
 
@@ -24,9 +24,9 @@ Stat = tuple[int, int, int, int, int]
 class Memory(Protocol):
     """Where digests are remembered between runs."""
 
-    def file_stats(self) -> Mapping[str, Mapping[str, Any]]: ...
+    def file_stats(self) -> dict[str, tuple[Stat, str]]: ...
 
-    def put_file_stats(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def put_file_stats(self, stats: Mapping[str, tuple[Stat, str]]) -> None: ...
 
 
 def stat_of(path: Path) -> Stat:
@@ -79,16 +79,8 @@ class Digests:
 
     def flush(self) -> None:
         """Hand what was learnt to the memory."""
-        rows = [
-            dict(
-                zip(("device", "inode", "size", "mtime_ns", "ctime_ns"), stat, strict=True),
-                path=path,
-                digest=digest,
-            )
-            for path, (stat, digest) in self._fresh.items()
-        ]
-        if rows:
-            self._memory.put_file_stats(rows)
+        if self._fresh:
+            self._memory.put_file_stats(self._fresh)
             if self._known is not None:
                 self._known.update(self._fresh)
             self._fresh.clear()
@@ -97,11 +89,5 @@ class Digests:
         if name in self._fresh:
             return self._fresh[name]
         if self._known is None:
-            self._known = {
-                path: (
-                    (row["device"], row["inode"], row["size"], row["mtime_ns"], row["ctime_ns"]),
-                    row["digest"],
-                )
-                for path, row in self._memory.file_stats().items()
-            }
+            self._known = self._memory.file_stats()
         return self._known.get(name)

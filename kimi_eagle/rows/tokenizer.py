@@ -7,6 +7,8 @@ from typing import Any
 
 from kimi_eagle.verifiers.facts import VerifierError
 
+TOKENIZER = "tokenizer.json"
+
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a verifier or a `head` artifact, with its chat template.
@@ -16,16 +18,35 @@ def load_tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if (folder / "tokenizer.json").exists():
-        # Not AutoTokenizer: that would go by model_type, and convert where nothing is to convert.
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    elif (folder / "tiktoken.model").exists():
+    if not (folder / TOKENIZER).exists() and (folder / "tiktoken.model").exists():
         raise VerifierError(
             f"{folder} has only tiktoken.model: transformers converts it with a split that is not "
             "the model's own; put the tokenizer.json made from it beside it"
         )
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # Not AutoTokenizer where there is a tokenizer.json: it would go by model_type, and convert
+    # what needs no conversion.
+    loader = PreTrainedTokenizerFast if (folder / TOKENIZER).exists() else AutoTokenizer
+    try:
+        tokenizer = loader.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - readers of damaged files raise anything
+        raise VerifierError(f"the tokenizer in {folder} cannot be read: {error}") from None
     if not tokenizer.chat_template:
         raise VerifierError(f"{folder} has no chat template (chat_template.jinja)")
     return tokenizer
+
+
+def token_count(folder: Path) -> int:
+    """One more than the highest id of a verifier's tokenizer, added tokens included.
+
+    Raises:
+        VerifierError: see `load_tokenizer`.
+    """
+    from tokenizers import Tokenizer
+
+    if not (folder / TOKENIZER).exists():
+        return max(load_tokenizer(folder).get_vocab().values()) + 1
+    try:
+        vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
+        raise VerifierError(f"{folder / TOKENIZER} cannot be read: {error}") from None
+    return max(vocabulary.values()) + 1

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CONVENTION = "embeddings-are-0/last-before-final-norm"
+AXES = "tokens,layers,hidden"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class LayerContract:
     numerics: str
     """The engine kind whose arithmetic made them: `vllm` or `transformers`."""
     convention: str = CONVENTION
+    axes: str = AXES
+    """The order of the axes: where two of them have the same length, nothing else can tell."""
 
     def document(self) -> dict[str, Any]:
         """The contract as it enters row keys and shard metadata."""

@@ -10,7 +10,7 @@ from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.draft.vocab import REPORT, save_map
 from kimi_eagle.job import StageFailed
 from kimi_eagle.rows.table import TRAIN, VALIDATE, Rows, load_rows
-from kimi_eagle.rows.tokenizer import load_tokenizer
+from kimi_eagle.rows.tokenizer import token_count
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.vocab.choose import choose
 
@@ -28,7 +28,7 @@ def run(context: Context) -> dict[str, Any]:
         report.update(size=facts.vocab_size, filled=0, coverage=1.0)
     else:
         # Ids past the tokenizer's own are padding of the embedding, whatever config.json says.
-        real = len(load_tokenizer(context.path("tokenizer")))
+        real = token_count(context.path("tokenizer"))
         try:
             choice = choose(counts, size, facts.vocab_size, real)
         except ValueError as error:
