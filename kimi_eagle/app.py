@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
 from kimi_eagle.pins import open_verifier, pin
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
-from kimi_eagle.registry.store import Registry
+from kimi_eagle.registry import search as what
+from kimi_eagle.registry.search import Notes, RunFilter, Search
 from kimi_eagle.runner import Runner
+
+if TYPE_CHECKING:
+    from kimi_eagle.registry.store import Registry
 
 
 @dataclass(frozen=True)
@@ -50,15 +57,34 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a hash names: exactly one of the two, with what belongs to it."""
+class RunsFound:
+    """Runs with their stages, newest first."""
 
+    runs: Sequence[tuple[RunRecord, Sequence[ExecutionRecord]]]
+    all: int
+    """How many runs there are, whatever was asked for."""
+    needed: Mapping[str, int]
+    """Of each run's id, how many characters tell it from other hashes."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a hash names: what is set is what belongs to it."""
+
+    digest: str
+    kind: str
+    """`run`, an artifact's kind, or one of the constants in `registry.search`."""
     run: RunRecord | None = None
     stages: Sequence[ExecutionRecord] = ()
     texts: Mapping[str, str] | None = None
     artifact: ArtifactRecord | None = None
+    notes: Notes | None = None
     producers: Sequence[ExecutionRecord] = ()
     consumers: Sequence[ExecutionRecord] = ()
+    runs: Sequence[RunRecord] = ()
+    holders: Sequence[tuple[str, str]] = ()
+    state: Mapping[str, Any] | None = None
+    needed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,6 +92,7 @@ class Lineage:
     digest: str
     nodes: Sequence[Node]
     edges: Sequence[Edge]
+    needed: Mapping[str, int] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """As `lineage --json` prints it."""
@@ -112,46 +139,142 @@ def submit(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter)
         runner.close()
 
 
-def runs(root: Path, limit: int | None) -> list[tuple[RunRecord, list[ExecutionRecord]]]:
-    """Raises: RegistryError when there is no registry."""
-    registry = Registry(root, create=False)
-    try:
-        return [(run, registry.stages_of(run.id)) for run in registry.list_runs(limit)]
-    finally:
-        registry.close()
+def runs(root: Path, wanted: RunFilter, limit: int | None) -> RunsFound:
+    """Runs that a filter lets through, newest first; `wanted.artifact` may be shortened.
+
+    Raises: RegistryError when there is no registry, UnknownDigest, AmbiguousDigest.
+    """
+    with _asked(root) as registry:
+        search = Search(registry)
+        status = wanted.status
+        if wanted.artifact is not None:
+            digest, kind = search.find(wanted.artifact, what="artifact")
+            if registry.artifact(digest) is None:
+                raise LookupError(f"{digest} is no artifact but a {kind}")
+            wanted = replace(wanted, artifact=digest)
+        if status in (RUNNING, LOST):
+            # The registry cannot tell the two apart, and has few of both.
+            found = [
+                run
+                for run in search.runs(replace(wanted, status=RUNNING))
+                if as_it_is(root, run, registry.run).status == status
+            ][:limit]
+        else:
+            found = search.runs(wanted, limit)
+        seen = [as_it_is(root, run, registry.run) for run in found]
+        return RunsFound(
+            [(run, ended_with(run, registry.stages_of(run.id))) for run in seen],
+            search.count_runs(),
+            search.needed(run.id for run in seen),
+        )
 
 
 def show(root: Path, prefix: str) -> Shown:
     """Raises: RegistryError, UnknownDigest, AmbiguousDigest."""
-    registry = Registry(root, create=False)
-    try:
-        digest, kind = registry.resolve(prefix)
-        if kind == "run":
-            return Shown(
-                run=registry.run(digest),
-                stages=registry.stages_of(digest),
-                texts=registry.run_texts(digest),
-            )
+    with _asked(root) as registry:
+        search = Search(registry)
+        digest, kind = search.find(prefix)
+        found = _shown(root, registry, search, digest, kind)
+        named = {digest, *(run.id for run in found.runs)}
+        for stage in (*found.stages, *found.producers, *found.consumers):
+            named |= {stage.run_id, *stage.outputs.values()} | ({stage.key} if stage.key else set())
+        return replace(found, needed=search.needed(named))
+
+
+def _shown(root: Path, registry: Registry, search: Search, digest: str, kind: str) -> Shown:
+    if kind == what.RUN:
+        run = registry.run(digest)
+        assert run is not None, "it was just found"
+        run = as_it_is(root, run, registry.run)
         return Shown(
-            artifact=registry.artifact(digest),
-            producers=registry.producers(digest),
-            consumers=registry.consumers(digest),
+            digest,
+            kind,
+            run=run,
+            stages=ended_with(run, registry.stages_of(digest)),
+            texts=registry.run_texts(digest),
         )
-    finally:
-        registry.close()
+    if kind == what.KEY:
+        made = [registry.execution(number) for number in search.executions_with_key(digest)]
+        return Shown(digest, kind, stages=made)
+    if kind == what.MANIFEST:
+        return Shown(
+            digest,
+            kind,
+            runs=[as_it_is(root, run, registry.run) for run in search.runs_of_manifest(digest)],
+        )
+    if kind == what.PART:
+        return Shown(digest, kind, holders=search.holders(digest))
+    if kind in (what.SHARD, what.ROW):
+        return Shown(digest, kind, state=search.state(digest, kind))
+    return Shown(
+        digest,
+        kind,
+        artifact=registry.artifact(digest),
+        notes=search.notes(digest),
+        producers=registry.producers(digest, reproduced=True),
+        consumers=registry.consumers(digest),
+    )
 
 
 def lineage(root: Path, prefix: str, *, up: bool, down: bool) -> Lineage:
     """Raises: RegistryError, UnknownDigest, AmbiguousDigest."""
-    registry = Registry(root, create=False)
-    try:
-        digest, kind = registry.resolve(prefix)
-        if kind == "run":
+    with _asked(root) as registry:
+        search = Search(registry)
+        digest, kind = search.find(prefix, what="artifact")
+        if registry.artifact(digest) is None:
             raise LookupError(
-                f"{prefix} is a run; `kimi-eagle show {prefix}` lists its artifacts, and each of "
-                "them has a lineage"
+                f"{prefix} is a {kind}; `kimi-eagle show {prefix}` lists its artifacts, and each "
+                "of them has a lineage"
             )
         nodes, edges = registry.lineage(digest, up=up, down=down)
-        return Lineage(digest, nodes, edges)
+        return Lineage(digest, nodes, edges, search.needed(node.digest for node in nodes))
+
+
+def openlineage(root: Path, prefix: str, namespace: str) -> list[dict[str, Any]]:
+    """A run's OpenLineage events, in order.
+
+    Raises: RegistryError, UnknownDigest, AmbiguousDigest.
+    """
+    from kimi_eagle.openlineage import RunHistory, events
+
+    with _asked(root) as registry:
+        run = as_it_is(root, Search(registry).run(prefix), registry.run)
+        stages = registry.stages_of(run.id)
+        digests = {digest for stage in stages for digest in stage.outputs.values()}
+        digests |= {
+            digest
+            for stage in stages
+            for items in (stage.document or {}).get("inputs", {}).values()
+            for digest in items
+        }
+        known = {digest: registry.artifact(digest) for digest in digests}
+        reused = {
+            stage.id: registry.execution(stage.reused_from).run_id
+            for stage in stages
+            if stage.reused_from is not None
+        }
+        history = RunHistory(
+            run,
+            json.loads(registry.run_texts(run.id)["environment"]),
+            stages,
+            {digest: record for digest, record in known.items() if record is not None},
+            reused,
+        )
+        return events(history, namespace)
+
+
+@contextmanager
+def _asked(root: Path) -> Iterator[Registry]:
+    """The registry under a root, which must be there. Raises: RegistryError."""
+    registry = _registry(root)
+    try:
+        yield registry
     finally:
         registry.close()
+
+
+def _registry(root: Path) -> Registry:
+    # Imported late: SQLAlchemy takes longer to load than a run of unchanged stages does in all.
+    from kimi_eagle.registry.store import Registry
+
+    return Registry(root, create=False)

@@ -20,9 +20,12 @@ from typing import Any
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import sync_folder, write_json
 from kimi_eagle.artifacts.objects import STAGING, Objects
+from kimi_eagle.books import Books
+from kimi_eagle.clock import now
 from kimi_eagle.executors.local import LocalExecutor, LocalJob
 from kimi_eagle.job import (
     EVENTS,
+    NO_SPACE,
     OUT,
     SHARDS,
     EventReader,
@@ -36,8 +39,8 @@ from kimi_eagle.pins import Pinned, member_records
 from kimi_eagle.plan import StagePlan
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ShardRecord
-from kimi_eagle.registry.schema import FILE
 from kimi_eagle.registry.ledger import Ledger
+from kimi_eagle.registry.schema import FILE
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import StageParams
 from kimi_eagle.states.layout import shard_path
@@ -59,12 +62,7 @@ class StageInputs:
 
     def records(self, stage: StagePlan) -> dict[str, list[ArtifactRecord | str]]:
         """The stage's inputs for the registry: pinned ones with their records."""
-        found: dict[str, list[ArtifactRecord | str]] = {
-            role: list(digests) for role, digests in stage.inputs.items()
-        }
-        for role, items in self.pinned.items():
-            found[role] = [item.record for item in items]
-        return found
+        return with_records(stage, self.pinned)
 
     def members(self) -> list[ArtifactRecord]:
         """The files of pinned folders, which the folders' records point to."""
@@ -82,6 +80,18 @@ class StateStore:
 
     root: Path
     registry: Ledger
+
+
+def with_records(
+    stage: StagePlan, pinned: Mapping[str, tuple[Pinned, ...]]
+) -> dict[str, list[ArtifactRecord | str]]:
+    """A stage's inputs by role: digests, and in their place the records of what is pinned."""
+    found: dict[str, list[ArtifactRecord | str]] = {
+        role: list(digests) for role, digests in stage.inputs.items()
+    }
+    for role, items in pinned.items():
+        found[role] = [item.record for item in items]
+    return found
 
 
 class Attempts:
@@ -103,6 +113,7 @@ class Attempts:
         self._objects = objects
         self._digests = digests
         self._reporter = reporter
+        self._books = Books(root, registry, reporter.note)
         self._executor = LocalExecutor()
 
     def execute(
@@ -129,6 +140,7 @@ class Attempts:
             attempt,
             environment(),
         )
+        self._books.execution(execution)
         self._reporter.stage_started(stage)
         metrics: dict[str, Any] = {}
         resources: dict[str, Any] = {}
@@ -161,21 +173,6 @@ class Attempts:
                 shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
         seconds = round(time.monotonic() - started, 3)
         came_out = disposition if error is None else "failed"
-        write_json(
-            kept / f"{stage.name}.json",
-            {
-                "stage": stage.name,
-                "kind": stage.kind,
-                "key": key,
-                "document": document,
-                "disposition": came_out,
-                "seconds": seconds,
-                "metrics": metrics,
-                "resources": resources,
-                "error": error,
-                "outputs": {role: record.digest for role, record in outputs.items()},
-            },
-        )
         self._registry.end_execution(
             execution,
             came_out,
@@ -185,6 +182,7 @@ class Attempts:
             resources=resources,
             error=error,
         )
+        self._books.execution(execution)
         return StageOutcome(
             stage.name,
             stage.kind,
@@ -195,6 +193,7 @@ class Attempts:
             seconds,
             error,
             log,
+            resources,
         )
 
     @contextmanager
@@ -266,17 +265,21 @@ class Attempts:
     def _take_shard(self, staged: Path) -> None:
         """Publish a shard that a worker finished: rename first, then make its rows findable."""
         digest, size = self._digests.of(staged)
-        rows = json.loads(staged.with_suffix(".json").read_text("utf-8"))["rows"]
+        listed = json.loads(staged.with_suffix(".json").read_text("utf-8"))
         target = shard_path(self._states.root, digest)
         target.parent.mkdir(parents=True, exist_ok=True)
         staged.chmod(0o444)
         with staged.open("rb") as file:
             os.fsync(file.fileno())
-        staged.with_suffix(".json").rename(target.with_suffix(".json"))
+        created_at = now()
+        if digest not in dict(self._states.registry.shards()):
+            origin = {"run": staged.parent.parent.name.split("-")[0], "created_at": created_at}
+            write_json(target.with_suffix(".json"), {**listed, **origin})
         staged.rename(target)
         sync_folder(target.parent)
         self._states.registry.add_shard(
-            ShardRecord(digest, size, tuple((r[0], r[1], r[2], r[3]) for r in rows))
+            ShardRecord(digest, size, tuple((r[0], r[1], r[2], r[3]) for r in listed["rows"])),
+            created_at,
         )
         self._digests.remember(target, digest)
 
@@ -295,6 +298,11 @@ def _came_to_its_end(
     """Raises: StageFailed, with what the worker said or else the end of its log."""
     if result is not None and "error" in result:
         raise StageFailed(str(result["error"]))
+    if code == NO_SPACE:
+        raise StageFailed(
+            f"no space left for {stage.name} to write to: free some and submit again; what was "
+            "published is kept"
+        )
     if code != 0 or result is None:
         signalled = code - 128 if code > 128 else -code
         how = f"was ended by signal {signalled}" if signalled > 0 else f"ended with code {code}"

@@ -13,10 +13,31 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from kimi_eagle.commands.parsing import BAD_INPUT, INTERRUPTED
+from kimi_eagle.commands.parsing import BAD_INPUT, INTERRUPTED, add_color
 
 # In the order that --help lists them.
-COMMANDS = ("validate", "plan", "submit", "runs", "show", "lineage", "schema")
+COMMANDS = (
+    "validate",
+    "plan",
+    "why",
+    "submit",
+    "runs",
+    "show",
+    "logs",
+    "attach",
+    "cancel",
+    "lineage",
+    "diff",
+    "openlineage",
+    "reproduce",
+    "record",
+    "verify",
+    "gc",
+    "pin",
+    "unpin",
+    "registry",
+    "schema",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    if options.color != "auto":
+        from kimi_eagle import terminal
+
+        terminal.configure(options.color)
     try:
         return command(options)
     except KeyboardInterrupt:
@@ -75,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="registry, artifacts and runs (default: $KIMI_EAGLE_ROOT, else runs)",
     )
+    add_color(parser, default="auto")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in COMMANDS:
         import_module(f"kimi_eagle.commands.{name}").add(commands)

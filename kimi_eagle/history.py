@@ -7,6 +7,7 @@ from pathlib import Path
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
+from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.states.layout import ROWS, read_rows, shard_path
 
@@ -19,6 +20,7 @@ class History:
         self._objects = objects
         self._root = root
         self._digests = digests
+        self._keeper = Keeper(registry)
         self._shards_checked = False
 
     def made_by_key(self, key: str) -> ExecutionRecord | None:
@@ -40,15 +42,33 @@ class History:
     def artifact_trouble(self, record: ArtifactRecord) -> str | None:
         """Why an artifact cannot be used as it is on disk, the rows of states included."""
         found = self._objects.trouble(record)
-        return self._states_trouble(record) if found is None and record.kind == "states" else found
+        if found is None and record.kind == "states":
+            found = self._states_trouble(record)
+        named = f"{record.kind} {record.digest[:12]}"
+        if record.state == "evicted" and found is not None:
+            return f"{named} was evicted by `kimi-eagle gc`"
+        if record.state == "missing" and found is None:
+            return (
+                f"{named} was found damaged by `kimi-eagle verify` (if it was mended since, "
+                "verify it again)"
+            )
+        return found
 
     def _states_trouble(self, record: ArtifactRecord) -> str | None:
         self.check_shards()
         text = (self._objects.path(record.digest) / ROWS).read_text("utf-8")
-        keys = [row.key for row in read_rows(text)]
-        missing = self._registry.missing_rows(keys)
+        rows = {row.key: row.digest for row in read_rows(text)}
+        held = self._keeper.rows(list(rows))
+        missing = sum(key not in held for key in rows)
         if missing:
-            return f"states {record.digest[:12]}: {len(missing)} of {len(keys)} rows are not stored"
+            return f"states {record.digest[:12]}: {missing} of {len(rows)} rows are not stored"
+        # A row that was extracted again may have come out otherwise.
+        other = sum(held[key][0] != digest for key, digest in rows.items())
+        if other:
+            return (
+                f"states {record.digest[:12]}: {other} of {len(rows)} rows are stored as other "
+                "bytes than they were"
+            )
         return None
 
     def check_shards(self) -> list[str]:
@@ -67,4 +87,5 @@ class History:
                 lost.append(digest)
                 self._registry.drop_shard(digest)
                 path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
         return lost

@@ -22,6 +22,9 @@ RESULT = "result.json"
 OUT = "out"
 SHARDS = "shards"
 
+# A worker's exit code when the disk is full: then it may have no other way to say so.
+NO_SPACE = 28
+
 
 @dataclass(frozen=True)
 class Given:

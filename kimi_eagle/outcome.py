@@ -40,6 +40,8 @@ class StageOutcome:
     seconds: float
     error: str | None = None
     log: Path | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """What it took, as `records.ExecutionRecord` has it."""
 
 
 @dataclass

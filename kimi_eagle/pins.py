@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,25 @@ class Pins:
             role: [pinned.record.digest for pinned in items]
             for role, items in self.stages[stage].items()
         }
+
+    def record(self, digest: str) -> ArtifactRecord | None:
+        """The pinned input with this digest."""
+        for roles in self.stages.values():
+            for items in roles.values():
+                for pinned in items:
+                    if pinned.record.digest == digest:
+                        return pinned.record
+        return None
+
+    def members(self, stages: Iterable[str]) -> list[ArtifactRecord]:
+        """The files of the folders that these stages pin, each once."""
+        folders = {
+            pinned.record.digest: pinned
+            for stage in stages
+            for items in self.stages[stage].values()
+            for pinned in items
+        }
+        return [member for pinned in folders.values() for member in member_records(pinned)]
 
 
 def open_verifier(loaded: LoadedManifest) -> VerifierFolder:

@@ -9,19 +9,23 @@ $ kimi-eagle plan manifests/demo.yaml
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kimi_eagle.identity import short, stage_key
 from kimi_eagle.manifest.model import Manifest
-from kimi_eagle.records import ExecutionRecord
+from kimi_eagle.records import ArtifactRecord, ExecutionRecord
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.verifiers.facts import VerifierFacts
 
 REUSE = "reuse"
 RUN = "run"
 DEPENDS = "depends"
+
+
+# What is known of the artifact with a digest: reasons then name the files that changed.
+Named = Callable[[str], ArtifactRecord | None]
 
 
 class History(Protocol):
@@ -57,6 +61,7 @@ def plan(
     history: History,
     settled: Mapping[str, ExecutionRecord] | None = None,
     versions: Mapping[str, str] | None = None,
+    named: Named | None = None,
 ) -> list[StagePlan]:
     """Decide for every stage, in the order they would run.
 
@@ -64,6 +69,7 @@ def plan(
         externals: digests of the external inputs, by stage and role.
         settled: stages this run has executed or reused already; they are not looked at again.
         versions: those of the packages now; what was made with others says so.
+        named: see `differences`.
 
     A stage whose outputs are known but gone from the disk runs again only if something that needs
     them runs, or nothing takes from it: a known digest is enough to key its consumers.
@@ -83,7 +89,7 @@ def plan(
         stage.made = history.made_by_key(stage.key)
         if stage.made is None:
             stage.action = RUN
-            stage.reasons = _why(stage, history.latest_of(stage.kind, name))
+            stage.reasons = _why(stage, history.latest_of(stage.kind, name), named)
             continue
         stage.action = REUSE
         stage.reasons = _made(stage.made, versions or {})
@@ -138,7 +144,7 @@ def _run_absent(
             stages[name].action = RUN
             stages[name].reasons = [absent[name]]
         else:
-            stages[name].reasons.append("gone from the disk, but nothing needs it")
+            stages[name].reasons += [absent[name], "gone from the disk, but nothing needs it"]
 
 
 def _made(made: ExecutionRecord, versions: Mapping[str, str]) -> list[str]:
@@ -160,14 +166,19 @@ def versions_of(environment: Mapping[str, Any]) -> dict[str, str]:
     )
 
 
-def _why(stage: StagePlan, before: ExecutionRecord | None) -> list[str]:
+def _why(stage: StagePlan, before: ExecutionRecord | None, named: Named | None = None) -> list[str]:
     if before is None or before.document is None or stage.document is None:
         return ["never made before"]
-    return differences(before.document, stage.document) or ["never made before"]
+    return differences(before.document, stage.document, named) or ["never made before"]
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two key documents, smallest first, in words."""
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], named: Named | None = None
+) -> list[str]:
+    """What differs between two key documents, smallest first, in words.
+
+    Where `named` knows an input from outside, the files of it that changed are named.
+    """
     found = []
     if old["code_version"] != new["code_version"]:
         found.append(
@@ -178,8 +189,43 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for role in roles:
         before, after = old["inputs"].get(role), new["inputs"].get(role)
         if before != after:
-            found.append(f"input {role} changed ({_digests(before)} → {_digests(after)})")
+            found += _input_changes(role, before or [], after or [], named)
     return found
+
+
+def _input_changes(
+    role: str, before: list[str], after: list[str], named: Named | None
+) -> list[str]:
+    whole = [f"input {role} changed ({_digests(before)} → {_digests(after)})"]
+    if named is None:
+        return whole
+    then, now = (_outside([named(digest) for digest in items]) for items in (before, after))
+    if then is None or now is None:
+        return whole
+    found = []
+    for name in dict.fromkeys([*then, *now]):
+        if name not in then:
+            found.append(f"{name} is new ({short(now[name])})")
+        elif name not in now:
+            found.append(f"{name} is gone (was {short(then[name])})")
+        elif then[name] != now[name]:
+            found.append(f"{name} changed ({short(then[name])} → {short(now[name])})")
+    return found or whole  # the same files in another order
+
+
+def _outside(records: list[ArtifactRecord | None]) -> dict[str, str] | None:
+    """File → digest of inputs from outside; None when they are not, or not known, or two of them
+    have one name."""
+    files: list[tuple[str, str]] = []
+    for record in records:
+        if record is None or record.state != "external":
+            return None
+        if record.kind == "source":
+            files.append((f"source {record.label}", record.digest))
+        else:
+            files += [(f"{record.kind} {path}", d) for path, (d, _) in record.files.items()]
+    found = dict(files)
+    return found if len(found) == len(files) else None
 
 
 def _digests(items: list[str] | None) -> str:

@@ -4,86 +4,56 @@ header, whole hashes; with `--json`: one JSON document."""
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
-from kimi_eagle.app import Lineage, Planned, Shown, Validation
+from kimi_eagle.app import Lineage, Planned, RunsFound, Shown, Validation
+from kimi_eagle.coordinator import LOST
+from kimi_eagle.dot import members_only
 from kimi_eagle.identity import short
 from kimi_eagle.manifest.model import resolved
-from kimi_eagle.outcome import RunOutcome, StageOutcome, outcome_document
-from kimi_eagle.plan import StagePlan
+from kimi_eagle.outcome import RunOutcome, outcome_document
+from kimi_eagle.progress import headline
+from kimi_eagle.progress import reporter as reporter
 from kimi_eagle.records import ExecutionRecord, Node, RunRecord
-
-# Metrics that the table of a run shows, by kind, in order.
-_HEADLINES: dict[str, tuple[str, ...]] = {
-    "head": ("bytes",),
-    "prepare": ("rows", "tokens", "supervised_tokens", "rejected"),
-    "extract": ("rows", "rows_extracted", "tokens_extracted", "agreement"),
-    "vocab": ("size", "coverage"),
-    "train": ("epoch", "val_loss", "full_acc_0", "steps"),
-    "evaluate": ("acceptance_length", "outputs_identical", "speedup"),
-    "export": ("bytes",),
-}
-
-PROGRESS_SECONDS = 60.0
-
-
-@contextmanager
-def while_read(stream: TextIO) -> Iterator[None]:
-    """Go on in silence when the reader of a stream goes away (`| head`)."""
-    try:
-        yield
-        stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+from kimi_eagle.terminal import Hash, human_size, plain, table, word
+from kimi_eagle.terminal import while_read as while_read
 
 
 def emit_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False))
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal, tab-separated values in a pipe."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row))
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, name in enumerate(header):
-        grid.add_column(name, overflow="fold", no_wrap=index < len(header) - 1)
-    for row in rows:
-        grid.add_row(*row)
-    Console(highlight=False, markup=False).print(grid)
-
-
-def digest(value: str | None) -> str:
+def digest(value: str | None, needed: int = 0) -> str:
     """A hash as this output shows it: short for people, whole in a pipe."""
     if value is None:
         return "-"
-    return short(value) if sys.stdout.isatty() else value
+    return value[: max(len(short(value)), needed)] if sys.stdout.isatty() else value
 
 
 def size(count: int) -> str:
     """Bytes for people: 4.7 GB. In a pipe the plain number."""
-    if not sys.stdout.isatty():
-        return str(count)
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    return human_size(count) if sys.stdout.isatty() else str(count)
+
+
+def when(time: str | None) -> str:
+    """A time for people, to the minute, in UTC; in a pipe to the microsecond."""
+    if time is None:
+        return "-"
+    return time[:16].replace("T", " ") if sys.stdout.isatty() else time
+
+
+def _hash(value: str | None, needed: Mapping[str, int]) -> str:
+    """A hash as a cell of a table."""
+    return "-" if value is None else Hash(value, needed.get(value, 0))
+
+
+def _text(text: str) -> str:
+    """Text that others wrote: on a terminal, with nothing in it that the terminal acts upon."""
+    return "\n".join(plain(line) for line in text.split("\n")) if sys.stdout.isatty() else text
 
 
 def validation(found: Validation, *, as_json: bool) -> None:
@@ -114,7 +84,7 @@ def planned(found: Planned, *, as_json: bool) -> None:
     table(
         ("#", "STAGE", "ACTION", "KEY", "WHY"),
         [
-            (str(number), stage.name, stage.action, digest(stage.key), "; ".join(stage.reasons))
+            (str(number), stage.name, stage.action, _hash(stage.key, {}), "; ".join(stage.reasons))
             for number, stage in enumerate(found.stages, 1)
         ],
     )
@@ -134,7 +104,7 @@ def outcome(found: RunOutcome, *, as_json: bool) -> None:
                 stage.kind,
                 stage.disposition,
                 f"{stage.seconds:.1f}s",
-                digest(next(iter(stage.outputs.values()), None)),
+                _hash(next(iter(stage.outputs.values()), None), {}),
                 headline(stage.kind, stage.metrics),
             )
             for stage in found.stages
@@ -145,7 +115,7 @@ def outcome(found: RunOutcome, *, as_json: bool) -> None:
             print(f"checkpoint {stage.outputs['checkpoint']} ({stage.name})")
         if stage.kind == "evaluate" and stage.outputs:
             print(f"acceptance length {_acceptance(stage.metrics)} ({stage.name})")
-    print(f"run {found.run_id}: {found.status}", file=sys.stderr)
+    print(f"run {found.run_id}: {word(found.status, sys.stderr)}", file=sys.stderr)
 
 
 def _acceptance(metrics: Mapping[str, Any]) -> str:
@@ -159,24 +129,31 @@ def _acceptance(metrics: Mapping[str, Any]) -> str:
     )
 
 
-def headline(kind: str, metrics: Mapping[str, Any]) -> str:
-    """The figures of a stage that matter most, in one line."""
-    shown = []
-    for name in _HEADLINES.get(kind, ()):
-        value = metrics.get(name)
-        if value is not None:
-            text = f"{value:.4g}" if isinstance(value, float) else str(value).lower()
-            shown.append(f"{name}={text}")
-    return " ".join(shown)
+def detached(run_id: str, root: Path, *, as_json: bool) -> None:
+    if as_json:
+        emit_json({"run_id": run_id, "status": "running"})
+        return
+    print(run_id)
+    print(
+        f"it runs on without you: `kimi-eagle --root {root} attach {run_id}` shows its progress",
+        file=sys.stderr,
+    )
 
 
-def runs(found: Sequence[tuple[RunRecord, Sequence[ExecutionRecord]]], *, as_json: bool) -> None:
+def ended(run: RunRecord, *, as_json: bool) -> None:
+    if as_json:
+        emit_json({"run_id": run.id, "status": run.status})
+        return
+    print(f"run {run.id}: {word(run.status, sys.stdout)}")
+
+
+def runs(found: RunsFound, *, as_json: bool) -> None:
     if as_json:
         emit_json(
             {
                 "runs": [
                     {**asdict(run), "stages": [_stage_json(stage) for stage in stages]}
-                    for run, stages in found
+                    for run, stages in found.runs
                 ]
             }
         )
@@ -185,18 +162,20 @@ def runs(found: Sequence[tuple[RunRecord, Sequence[ExecutionRecord]]], *, as_jso
         ("RUN", "NAME", "STATUS", "STARTED", "EXECUTED", "REUSED"),
         [
             (
-                run.id,
+                _hash(run.id, found.needed),
                 run.name,
                 run.status,
-                run.started_at,
+                when(run.started_at),
                 str(sum(stage.disposition == "executed" for stage in stages)),
                 str(sum(stage.disposition == "reused" for stage in stages)),
             )
-            for run, stages in found
+            for run, stages in found.runs
         ],
     )
-    if not found:
+    if not found.all:
         print("no runs yet; `kimi-eagle submit MANIFEST` makes one", file=sys.stderr)
+    elif not found.runs:
+        print(f"none of {found.all} runs is as asked for", file=sys.stderr)
 
 
 def _stage_json(stage: ExecutionRecord) -> dict[str, Any]:
@@ -208,6 +187,7 @@ def _stage_json(stage: ExecutionRecord) -> dict[str, Any]:
         "outputs": dict(stage.outputs),
         "metrics": dict(stage.metrics),
         "seconds": stage.seconds,
+        "resources": dict(stage.resources),
         "error": stage.error,
         "started_at": stage.started_at,
         "ended_at": stage.ended_at,
@@ -216,14 +196,63 @@ def _stage_json(stage: ExecutionRecord) -> dict[str, Any]:
 
 def shown(found: Shown, root: Path, *, as_json: bool) -> None:
     if found.run is not None:
-        _shown_run(found, root, as_json=as_json)
+        _shown_run(found, found.run, root, as_json=as_json)
+    elif found.artifact is not None:
+        _shown_artifact(found, root, as_json=as_json)
+    elif as_json:
+        emit_json({"type": found.kind, "digest": found.digest, **_shown_json(found)})
     else:
-        _shown_artifact(found, as_json=as_json)
+        _shown_other(found)
 
 
-def _shown_run(found: Shown, root: Path, *, as_json: bool) -> None:
-    run, texts = found.run, found.texts or {}
-    assert run is not None
+def _shown_json(found: Shown) -> dict[str, Any]:
+    if found.stages:
+        return {
+            "document": found.stages[-1].document,
+            "stages": [{"run": stage.run_id, **_stage_json(stage)} for stage in found.stages],
+        }
+    if found.runs:
+        return {"runs": [asdict(run) for run in found.runs]}
+    if found.holders:
+        return {"holders": [{"artifact": item, "path": path} for item, path in found.holders]}
+    return dict(found.state or {})
+
+
+def _shown_other(found: Shown) -> None:
+    print(f"{found.kind} {found.digest}")
+    for name, value in (found.state or {}).items():
+        print(f"{name} {value}")
+    for artifact, path in found.holders:
+        print(f"{_text(path)} of artifact {digest(artifact)}")
+    if found.runs:
+        table(
+            ("RUN", "NAME", "STATUS", "STARTED"),
+            [
+                (_hash(run.id, found.needed), run.name, run.status, when(run.started_at))
+                for run in found.runs
+            ],
+        )
+    if found.stages:
+        table(
+            ("RUN", "STAGE", "KIND", "RESULT", "STARTED", "TIME", "OUTPUT"),
+            [
+                (
+                    _hash(stage.run_id, found.needed),
+                    stage.stage,
+                    stage.kind,
+                    stage.disposition,
+                    when(stage.started_at),
+                    _seconds(stage.seconds),
+                    _hash(next(iter(stage.outputs.values()), None), found.needed),
+                )
+                for stage in found.stages
+            ],
+        )
+        print(json.dumps(found.stages[-1].document, ensure_ascii=False))
+
+
+def _shown_run(found: Shown, run: RunRecord, root: Path, *, as_json: bool) -> None:
+    texts = found.texts or {}
     if as_json:
         emit_json(
             {
@@ -237,18 +266,28 @@ def _shown_run(found: Shown, root: Path, *, as_json: bool) -> None:
             }
         )
         return
-    print(f"run {run.id}  {run.name}  {run.status}")
-    print(f"started {run.started_at}, ended {run.ended_at or '-'}, on {run.host}")
+    print(f"run {run.id}  {_text(run.name)}  {word(run.status, sys.stdout)}")
+    print(f"started {when(run.started_at)}, ended {when(run.ended_at)}, on {run.host}")
     print(f"manifest {run.manifest_path} ({digest(run.manifest_digest)}), logs in {root / run.id}")
+    if run.status == LOST:
+        print(
+            f"its coordinator, process {run.pid} on {run.host}, is gone; "
+            f"`kimi-eagle cancel {run.id}` or the next submit records that"
+        )
     table(
-        ("STAGE", "KIND", "RESULT", "TIME", "OUTPUT", "METRICS"),
+        (
+            *("STAGE", "KIND", "RESULT", "TIME", "OUTPUT", "KEY"),
+            *("CPU", "MEMORY", "WRITTEN", "METRICS"),
+        ),
         [
             (
                 stage.stage,
                 stage.kind,
                 stage.disposition,
-                f"{stage.seconds:.1f}s" if stage.seconds is not None else "-",
-                digest(next(iter(stage.outputs.values()), None)),
+                _seconds(stage.seconds),
+                _hash(next(iter(stage.outputs.values()), None), found.needed),
+                _hash(stage.key, found.needed),
+                *_resources(stage),
                 headline(stage.kind, stage.metrics),
             )
             for stage in found.stages
@@ -256,13 +295,28 @@ def _shown_run(found: Shown, root: Path, *, as_json: bool) -> None:
     )
     for stage in found.stages:
         if stage.error:
-            print(f"{stage.stage}: {stage.error}")
+            print(f"{stage.stage}: {_text(stage.error)}")
 
 
-def _shown_artifact(found: Shown, *, as_json: bool) -> None:
-    artifact = found.artifact
+def _seconds(seconds: float | None) -> str:
+    return f"{seconds:.1f}s" if seconds is not None else "-"
+
+
+def _resources(stage: ExecutionRecord) -> tuple[str, str, str]:
+    """Seconds of CPU, peak memory and bytes written, `-` where that is not known."""
+    memory, written = (
+        size(stage.resources[name]) if stage.resources.get(name) is not None else "-"
+        for name in ("peak_memory_bytes", "bytes_written")
+    )
+    return _seconds(stage.resources.get("cpu_seconds")), memory, written
+
+
+def _shown_artifact(found: Shown, root: Path, *, as_json: bool) -> None:
+    artifact, notes = found.artifact, found.notes
     assert artifact is not None
+    assert notes is not None
     if as_json:
+        pinned = {"since": notes.pinned_at, "note": notes.pin_note} if notes.pinned_at else None
         emit_json(
             {
                 "type": "artifact",
@@ -271,6 +325,9 @@ def _shown_artifact(found: Shown, *, as_json: bool) -> None:
                 "bytes": artifact.bytes,
                 "state": artifact.state,
                 "label": artifact.label,
+                "created_at": notes.created_at,
+                "verified_at": notes.verified_at,
+                "pinned": pinned,
                 "files": {
                     path: {"digest": d, "bytes": n} for path, (d, n) in artifact.files.items()
                 },
@@ -285,170 +342,90 @@ def _shown_artifact(found: Shown, *, as_json: bool) -> None:
         return
     print(f"{artifact.kind} {artifact.digest}")
     print(
-        f"{size(artifact.bytes)}, {artifact.state}"
-        + (f", {artifact.label}" if artifact.label else "")
+        f"{size(artifact.bytes)}, {word(artifact.state, sys.stdout)}"
+        + (f", {_text(artifact.label)}" if artifact.label else "")
     )
+    verified = f"verified {when(notes.verified_at)}" if notes.verified_at else "never verified"
+    print(f"known since {when(notes.created_at)}, {verified}")
+    if notes.pinned_at:
+        note = f": {_text(notes.pin_note)}" if notes.pin_note else ""
+        print(f"pinned {when(notes.pinned_at)}{note}")
+    folder = root / "objects" / artifact.digest[:2] / artifact.digest
+    if folder.is_dir():
+        print(f"in {folder}")
     for item in found.producers:
+        again = " again" if item.disposition == "reproduced" else ""
         print(
-            f"made by stage {item.stage} of run {item.run_id}: {headline(item.kind, item.metrics)}"
+            f"made{again} by stage {item.stage} of run {item.run_id}: "
+            f"{headline(item.kind, item.metrics)}"
+        )
+        cpu, memory, written = _resources(item)
+        print(
+            f"  in {_seconds(item.seconds)}, {cpu} of CPU, peak memory {memory}, written {written};"
+            f" key {digest(item.key, found.needed.get(item.key or '', 0))}"
         )
     for item in found.consumers:
         print(f"taken by stage {item.stage} of run {item.run_id}")
     if artifact.files:
         table(
             ("FILE", "BYTES", "DIGEST"),
-            [(path, size(n), digest(d)) for path, (d, n) in sorted(artifact.files.items())],
+            [(path, size(n), _hash(d, {})) for path, (d, n) in sorted(artifact.files.items())],
         )
 
 
-def lineage(found: Lineage, *, as_json: bool) -> None:
+def lineage(found: Lineage, *, as_json: bool, files: bool = False) -> None:
     if as_json:
         emit_json(found.document())
         return
-    nodes = {node.digest: node for node in found.nodes}
-    up: dict[str, list[tuple[str, str]]] = {}
-    down: dict[str, list[tuple[str, str]]] = {}
-    for edge in found.edges:
-        up.setdefault(edge.target, []).append((edge.source, edge.stage or edge.role))
-        down.setdefault(edge.source, []).append((edge.target, edge.stage or edge.role))
-    print(_node(nodes[found.digest]))
-    for title, edges in (("from", up), ("into", down)):
+    folded = {} if files else members_only(found.nodes, found.edges, found.digest)
+    tree = _Tree(found, folded)
+    print(tree.node(found.digest))
+    for title, edges in (("from", tree.up), ("into", tree.down)):
         if found.digest in edges:
             print(f"{title}:")
-            _tree(found.digest, edges, nodes, 1, set())
+            tree.print_below(found.digest, edges, 1, set())
 
 
-def _node(node: Node) -> str:
-    label = f"  {node.label}" if node.label else ""
-    state = "" if node.state in ("present", "external") else f"  [{node.state}]"
-    return f"{node.kind} {digest(node.digest)}  {size(node.bytes)}{label}{state}"
+class _Tree:
+    """A lineage as indented lines; what was shown before is named again, not opened again."""
 
+    def __init__(self, found: Lineage, folded: Mapping[str, str]):
+        self._nodes: Mapping[str, Node] = {node.digest: node for node in found.nodes}
+        self._needed = found.needed
+        self._folded = folded
+        self.up: dict[str, list[tuple[str, str]]] = {}
+        self.down: dict[str, list[tuple[str, str]]] = {}
+        for edge in found.edges:
+            self.up.setdefault(edge.target, []).append((edge.source, edge.stage or edge.role))
+            self.down.setdefault(edge.source, []).append((edge.target, edge.stage or edge.role))
 
-def _tree(
-    at: str,
-    edges: Mapping[str, Sequence[tuple[str, str]]],
-    nodes: Mapping[str, Node],
-    depth: int,
-    shown_before: set[str],
-) -> None:
-    for other, by in sorted(edges.get(at, ()), key=lambda item: (nodes[item[0]].kind, item)):
-        again = other in shown_before and other in edges
-        print(f"{'  ' * depth}{_node(nodes[other])}  ({by})" + ("  …above" if again else ""))
-        shown_before.add(other)
-        if not again:
-            _tree(other, edges, nodes, depth + 1, shown_before)
+    def node(self, name: str) -> str:
+        node = self._nodes[name]
+        label = f"  {_text(node.label)}" if node.label else ""
+        state = node.state in ("present", "external")
+        told = "" if state else f"  [{word(node.state, sys.stdout)}]"
+        hashed = digest(node.digest, self._needed.get(node.digest, 0))
+        return f"{node.kind} {hashed}  {size(node.bytes)}{label}{told}"
 
-
-class PlainReporter:
-    """Progress as plain lines on standard error: one for each start and end, one a minute."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    def __enter__(self) -> PlainReporter:
-        return self
-
-    def __exit__(
+    def print_below(
         self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
+        at: str,
+        edges: Mapping[str, Sequence[tuple[str, str]]],
+        depth: int,
+        shown_before: set[str],
     ) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        """Nothing to put away."""
-
-    def _say(self, text: str) -> None:
-        with while_read(sys.stderr):
-            print(text, file=sys.stderr, flush=True)
-
-    def run_started(self, run_id: str, folder: Path) -> None:
-        self._say(f"run {run_id} in {folder}")
-
-    def stage_reused(self, stage: StagePlan, made: ExecutionRecord) -> None:
-        self._say(f"{stage.name}: reused from run {made.run_id}")
-
-    def stage_started(self, stage: StagePlan) -> None:
-        self._last = time.monotonic()
-        self._say(f"{stage.name}: running ({'; '.join(stage.reasons)})")
-
-    def stage_event(self, stage: StagePlan, event: Mapping[str, Any]) -> None:
-        if event["event"] == "note":
-            self._say(f"{stage.name}: {event['text']}")
-        elif event["event"] == "progress" and time.monotonic() - self._last >= PROGRESS_SECONDS:
-            self._last = time.monotonic()
-            self._say(f"{stage.name}: {progress_text(event)}")
-
-    def stage_ended(self, outcome: StageOutcome) -> None:
-        if outcome.disposition == "executed":
-            text = headline(outcome.kind, outcome.metrics)
-            self._say(f"{outcome.name}: done in {outcome.seconds:.1f}s  {text}")
-        else:
-            self._say(f"{outcome.name}: FAILED after {outcome.seconds:.1f}s: {outcome.error}")
-            self._say(f"{outcome.name}: log {outcome.log}")
-
-    def note(self, text: str) -> None:
-        self._say(text)
-
-
-class TerminalReporter(PlainReporter):
-    """The same lines, and a bar that moves while a stage runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True, highlight=False, markup=False)
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeElapsedColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._task: Any = None
-
-    def _say(self, text: str) -> None:
-        self._console.print(text)
-
-    def _stop(self) -> None:
-        self._progress.stop()
-
-    def stage_started(self, stage: StagePlan) -> None:
-        super().stage_started(stage)
-        self._progress.start()
-        self._task = self._progress.add_task(stage.name, total=None)
-
-    def stage_event(self, stage: StagePlan, event: Mapping[str, Any]) -> None:
-        if event["event"] == "progress" and self._task is not None:
-            self._progress.update(
-                self._task,
-                total=event["total"],
-                completed=event["done"],
-                description=f"{stage.name}: {progress_text(event)}",
-            )
-        else:
-            super().stage_event(stage, event)
-
-    def stage_ended(self, outcome: StageOutcome) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
-            self._progress.stop()
-        super().stage_ended(outcome)
-
-
-def progress_text(event: Mapping[str, Any]) -> str:
-    """A progress event in words: `30 of 120 steps, loss 2.1`."""
-    extra = "".join(
-        f", {name} {value:.4g}" if isinstance(value, float) else f", {name} {value}"
-        for name, value in event.items()
-        if name not in ("event", "done", "total", "unit")
-    )
-    return f"{event['done']} of {event['total']} {event['unit']}{extra}"
-
-
-def reporter() -> PlainReporter:
-    return TerminalReporter() if sys.stderr.isatty() else PlainReporter()
+        indent = "  " * depth
+        hidden = 0
+        for other, by in sorted(
+            edges.get(at, ()), key=lambda item: (self._nodes[item[0]].kind, item)
+        ):
+            if self._folded.get(other) == at:
+                hidden += 1
+                continue
+            again = other in shown_before and other in edges
+            print(f"{indent}{self.node(other)}  ({_text(by)})" + ("  …above" if again else ""))
+            shown_before.add(other)
+            if not again:
+                self.print_below(other, edges, depth + 1, shown_before)
+        if hidden:
+            print(f"{indent}{hidden} files")

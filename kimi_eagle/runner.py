@@ -9,27 +9,28 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import write_json, write_text
-from kimi_eagle.artifacts.locks import Lock, held
+from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
-from kimi_eagle.attempt import Attempts, StageInputs
+from kimi_eagle.attempt import Attempts, StageInputs, with_records
+from kimi_eagle.books import Books
 from kimi_eagle.history import History
 from kimi_eagle.manifest.load import LoadedManifest
-from kimi_eagle.manifest.model import resolved
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
 from kimi_eagle.plan import RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
-from kimi_eagle.records import ExecutionRecord
+from kimi_eagle.records import ArtifactRecord, ExecutionRecord
+from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
-from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.stages.catalog import KINDS
 
 # Folders directly under the root that are not runs.
@@ -52,6 +53,7 @@ class Runner:
         self.objects = Objects(self.root, self.digests)
         self.history = History(self.registry, self.objects, self.root, self.digests)
         self._reporter = reporter
+        self.books = Books(self.root, self.registry, reporter.note)
         self._attempts = Attempts(self.root, self.registry, self.objects, self.digests, reporter)
         if self.registry.journal_mode != "WAL":
             reporter.note(
@@ -77,7 +79,12 @@ class Runner:
             self.history,
             settled,
             versions_of(environment()),
+            partial(self.named, pins),
         )
+
+    def named(self, pins: Pins, digest: str) -> ArtifactRecord | None:
+        """What is known of an artifact: from outside, as it is now, or as it once was."""
+        return pins.record(digest) or self.registry.artifact(digest)
 
     def submit(self, loaded: LoadedManifest) -> RunOutcome:
         """Run a manifest to its end.
@@ -106,7 +113,8 @@ class Runner:
                 self.end(run_id, "failed")
                 raise
             self.end(run_id, outcome.status)
-            write_json(folder / "outcome.json", outcome_document(outcome))
+            ended = json.dumps(outcome_document(outcome), ensure_ascii=False)
+            write_text(folder / "outcome.json", ended + "\n")
         return outcome
 
     def end(self, run_id: str, status: str) -> None:
@@ -114,6 +122,7 @@ class Runner:
         unfinished = "interrupted" if status == "interrupted" else "failed"
         self.registry.abandon_running(run_id, unfinished)
         self.registry.end_run(run_id, status)
+        self.books.close(run_id)
 
     @contextmanager
     def recording(
@@ -123,37 +132,35 @@ class Runner:
         folder = self.root / run_id
         folder.mkdir(parents=True)
         write_text(folder / "manifest.yaml", loaded.text)
-        write_json(folder / "resolved.json", resolved(loaded.manifest))
+        written_out = json.dumps(loaded.resolved, ensure_ascii=False)
+        write_text(folder / "resolved.json", written_out + "\n")
         write_json(folder / "environment.json", environment())
         with Lock(folder / ALIVE):
-            self.registry.begin_run(
-                run_id,
-                kind=kind,
-                name=loaded.manifest.name,
-                manifest_digest=loaded.digest,
-                manifest_path=str(loaded.path.absolute()),
-                manifest_text=loaded.text,
-                resolved=json.dumps(resolved(loaded.manifest)),
-                overrides=json.dumps(loaded.overrides),
-                environment=json.dumps(environment()),
-                host=socket.gethostname(),
-                pid=os.getpid(),
-            )
+            with gate(self.root, shared=True):
+                # Opened anew: another may have taken its place (`registry rebuild`, `restore`)
+                # until a while ago. From here on, none does.
+                self.registry.close()
+                self.registry.begin_run(
+                    run_id,
+                    kind=kind,
+                    name=loaded.manifest.name,
+                    manifest_digest=loaded.digest,
+                    manifest_path=str(loaded.path.absolute()),
+                    manifest_text=loaded.text,
+                    resolved=written_out,
+                    overrides=json.dumps(loaded.overrides),
+                    environment=json.dumps(environment()),
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                )
+            self.books.run(run_id)
             self._reporter.run_started(run_id, folder)
             yield
 
     def _loop(self, loaded: LoadedManifest, pins: Pins, outcome: RunOutcome) -> None:
         settled: dict[str, ExecutionRecord] = {}
         while True:
-            stages = self.plan(loaded, pins, settled)
-            self.digests.flush()
-            for stage in stages:
-                if stage.name in settled or stage.made is None or stage.action == RUN:
-                    continue
-                if any(source not in settled for _, source in loaded.manifest.upstream(stage.name)):
-                    continue  # an input is made again first, and may come out another
-                settled[stage.name] = stage.made
-                self._reuse(outcome, stage, stage.made, self._given(loaded, stage, pins, settled))
+            stages = self._settle(loaded, pins, settled, outcome)
             waiting = [stage for stage in stages if stage.action == RUN]
             if not waiting:
                 return
@@ -162,6 +169,8 @@ class Runner:
                 made = self.registry.made_by_key(str(stage.key))
                 if made is not None and self.history.trouble(made) is None:
                     continue  # another run made it meanwhile: the next plan reuses it
+                if stage.kind == "extract":
+                    self.history.check_shards()  # it takes every row that is listed for whole
                 result = self._attempts.execute(
                     outcome.run_id, stage, self._given(loaded, stage, pins, settled)
                 )
@@ -173,24 +182,54 @@ class Runner:
             assert fresh is not None, "an executed stage is in the registry"
             settled[stage.name] = fresh
 
+    def _settle(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        settled: dict[str, ExecutionRecord],
+        outcome: RunOutcome,
+    ) -> list[StagePlan]:
+        """Plan, and take what is there already; what it finds in the store stays there until the
+        run's use of it is recorded."""
+        with gate(self.root, shared=True):
+            stages = self.plan(loaded, pins, settled)
+            self.digests.flush()
+            reused: list[tuple[StagePlan, ExecutionRecord]] = []
+            for stage in stages:
+                if stage.name in settled or stage.made is None or stage.action == RUN:
+                    continue
+                if any(source not in settled for _, source in loaded.manifest.upstream(stage.name)):
+                    continue  # an input is made again first, and may come out another
+                settled[stage.name] = stage.made
+                reused.append((stage, stage.made))
+            self._reuse(outcome, pins, reused)
+        return stages
+
     def _reuse(
-        self, outcome: RunOutcome, stage: StagePlan, made: ExecutionRecord, given: StageInputs
+        self, outcome: RunOutcome, pins: Pins, reused: Sequence[tuple[StagePlan, ExecutionRecord]]
     ) -> None:
-        self.registry.reuse_execution(
-            outcome.run_id, stage.name, made, given.records(stage), given.members()
+        """Take stages' outputs from earlier runs: all of them recorded at once."""
+        self.registry.reuse_executions(
+            outcome.run_id,
+            [
+                Reuse(stage.name, made, with_records(stage, pins.stages[stage.name]))
+                for stage, made in reused
+            ],
+            pins.members(stage.name for stage, _ in reused),
         )
-        outcome.stages.append(
-            StageOutcome(
-                stage.name,
-                stage.kind,
-                "reused",
-                str(stage.key),
-                made.outputs,
-                _reused_metrics(made),
-                0.0,
+        for stage, made in reused:
+            outcome.stages.append(
+                StageOutcome(
+                    stage.name,
+                    stage.kind,
+                    "reused",
+                    str(stage.key),
+                    made.outputs,
+                    _reused_metrics(made),
+                    0.0,
+                )
             )
-        )
-        self._reporter.stage_reused(stage, made)
+            self._reporter.stage_reused(stage, made)
 
     def _given(
         self,
@@ -229,6 +268,7 @@ class Runner:
             if not held(self.root / run_id / ALIVE):
                 self.registry.abandon_running(run_id, "interrupted")
                 self.registry.end_run(run_id, "interrupted")
+                self.books.close(run_id)
         staging = self.root / STAGING
         for folder in staging.iterdir() if staging.is_dir() else ():
             run_id = folder.name.split("-")[0]

@@ -10,7 +10,15 @@ import sys
 import traceback
 from pathlib import Path
 
-from kimi_eagle.job import EVENTS, EventWriter, Job, StageFailed, write_failure, write_result
+from kimi_eagle.job import (
+    EVENTS,
+    NO_SPACE,
+    EventWriter,
+    Job,
+    StageFailed,
+    write_failure,
+    write_result,
+)
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.context import Context
 from kimi_eagle.verifiers.facts import VerifierError
@@ -26,18 +34,9 @@ def main(arguments: list[str]) -> int:
     )
     try:
         run = importlib.import_module(f"kimi_eagle.stages.{job.kind}.run")
-        metrics = run.run(context)
+        write_result(folder, run.run(context))
     except (StageFailed, VerifierError) as error:
         write_failure(folder, str(error))
-        return 1
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        write_failure(
-            folder,
-            f"no space left on {error.filename or folder}: free some and submit "
-            "again; what was published is kept",
-        )
         return 1
     except ModuleNotFoundError as error:
         traceback.print_exc()
@@ -47,8 +46,18 @@ def main(arguments: list[str]) -> int:
             "`gpu` (pip install 'kimi-eagle[cpu]')",
         )
         return 1
-    write_result(folder, metrics)
+    except Exception as error:
+        if not _no_space(error):
+            raise
+        return NO_SPACE
     return 0
+
+
+def _no_space(error: Exception) -> bool:
+    """Whether an error says that a disk or a quota is full; libraries have words of their own."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,13 @@ def worker_of(root: Path) -> int:
     return int(wait_for(find, "a worker"))
 
 
+def halted_worker_of(root: Path) -> int:
+    """A stage's worker, stopped in its tracks: nothing ends before a test is ready for it."""
+    worker = worker_of(root)
+    kill(worker, signal.SIGSTOP)
+    return worker
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     os.kill(pid, number)
 
@@ -200,3 +207,27 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Answer
 def made(first_run: tuple[Project, Answer], tmp_path: Path) -> Project:
     """A copy of the project that ran, runs and all."""
     return first_run[0].copy(tmp_path / "project")
+
+
+WITH_STATES = (
+    LIGHT
+    + "  states: {kind: extract, rows: rows, engine: {kind: transformers}, shard_bytes: 100000}\n"
+)
+
+
+@pytest.fixture(scope="session")
+def first_extraction(
+    first_run: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Project, Answer]:
+    """The project of `first_run`, and hidden states of its rows in several shards."""
+    project = first_run[0].copy(tmp_path_factory.mktemp("extracted") / "project")
+    project.write(WITH_STATES)
+    answer = project.submit()
+    assert answer.code == 0, answer.err
+    return project, answer
+
+
+@pytest.fixture
+def extracted(first_extraction: tuple[Project, Answer], tmp_path: Path) -> Project:
+    """A copy of the project with hidden states."""
+    return first_extraction[0].copy(tmp_path / "project")

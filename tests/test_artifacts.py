@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from conftest import kill, wait_for
 
 from kimi_eagle.artifacts import digests as digests_module
-from kimi_eagle.artifacts.digests import Digests
+from kimi_eagle.artifacts.digests import Digests, Stat, stat_of
 from kimi_eagle.artifacts.files import inside, write_bytes
 from kimi_eagle.artifacts.locks import Lock, held
 from kimi_eagle.artifacts.objects import Objects
@@ -25,13 +25,13 @@ class Memory:
     """Digests between runs, in a dict."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Mapping[str, Any]] = {}
+        self.rows: dict[str, tuple[Stat, str]] = {}
 
-    def file_stats(self) -> Mapping[str, Mapping[str, Any]]:
-        return self.rows
+    def file_stats(self) -> dict[str, tuple[Stat, str]]:
+        return dict(self.rows)
 
-    def put_file_stats(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.rows.update({row["path"]: row for row in rows})
+    def put_file_stats(self, stats: Mapping[str, tuple[Stat, str]]) -> None:
+        self.rows.update(stats)
 
 
 def settled(path: Path, data: bytes) -> Path:
@@ -52,7 +52,7 @@ def look(memory: Memory, path: Path) -> str:
 def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
     memory, path = Memory(), settled(tmp_path / "a", b"one")
     look(memory, path)
-    memory.rows[str(path)] = {**memory.rows[str(path)], "digest": "remembered"}
+    memory.rows[str(path)] = (memory.rows[str(path)][0], "remembered")
     assert look(memory, path) == "remembered"
 
 
@@ -62,7 +62,7 @@ def test_a_touched_file_is_read_again_found_equal_and_remembered_anew(tmp_path: 
     path.touch()
     time.sleep(0.1)
     assert look(memory, path) == first
-    assert memory.rows[str(path)]["mtime_ns"] == path.stat().st_mtime_ns
+    assert memory.rows[str(path)][0] == stat_of(path)
 
 
 def test_a_change_of_equal_size_and_restored_mtime_is_noticed(tmp_path: Path) -> None:

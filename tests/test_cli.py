@@ -20,7 +20,28 @@ from conftest import Answer, Project
 from kimi_eagle.cli import build_parser
 from kimi_eagle.registry.schema import FILE
 
-COMMANDS = ("validate", "plan", "submit", "runs", "show", "lineage", "schema")
+COMMANDS = (
+    "validate",
+    "plan",
+    "why",
+    "submit",
+    "runs",
+    "show",
+    "logs",
+    "attach",
+    "cancel",
+    "lineage",
+    "diff",
+    "openlineage",
+    "reproduce",
+    "record",
+    "verify",
+    "gc",
+    "pin",
+    "unpin",
+    "registry",
+    "schema",
+)
 DIGEST = 64
 
 
@@ -244,7 +265,7 @@ def test_a_bad_manifest_is_told_as_json_too(project: Project) -> None:
 
 @pytest.mark.parametrize("command", ["show", "lineage"])
 def test_an_unknown_and_an_ambiguous_hash_are_told_apart(made: Project, command: str) -> None:
-    refused(made.cli(command, "ffffffffffffffff"), "no run or artifact starts with fffff")
+    refused(made.cli(command, "ffffffffffffffff"), "artifact", "starts with fffff")
     refused(made.cli(command, "abc"), "too short")
     with sqlite3.connect(made.root / FILE) as connection:
         for last in "01":

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, func, inspect, select
+from sqlalchemy import create_engine, inspect
 
 from kimi_eagle.identity import digest_document
 from kimi_eagle.records import ArtifactRecord, ShardRecord
+from kimi_eagle.registry.engine import engine_of
 from kimi_eagle.registry.schema import (
     FILE,
     REVISION,
@@ -27,7 +28,7 @@ from kimi_eagle.registry.schema import (
     scripts,
 )
 from kimi_eagle.registry.store import AmbiguousDigest, Registry, UnknownDigest
-from kimi_eagle.registry.tables import metadata, runs
+from kimi_eagle.registry.tables import metadata
 
 RUN: dict[str, Any] = {
     "name": "test",
@@ -99,23 +100,24 @@ def test_eight_processes_open_a_fresh_registry_and_lose_none_of_400_runs(tmp_pat
     found = registry.list_runs()
     assert len(found) == 400
     assert {run.status for run in found} == {"done"}
-    with registry._read() as connection:
-        assert connection.scalar(select(func.max(runs.c.seq))) == 400
+    with registry.database.read() as connection:
+        assert connection.execute("select max(seq) from runs").fetchone()[0] == 400
 
 
 def test_a_transaction_that_reads_before_it_writes_is_never_refused(tmp_path: Path) -> None:
     # REG-02
     first, second = Registry(tmp_path), Registry(tmp_path)
     other = threading.Thread(target=lambda: second.begin_run("second", **RUN))
-    with first._write() as connection:
-        assert connection.scalar(select(func.count()).select_from(runs)) == 0
+    with first.database.write() as connection:
+        assert connection.execute("select count(*) from runs").fetchone()[0] == 0
         other.start()
         other.join(0.2)
         assert other.is_alive(), "the second writer waits for the first"
+        values = {"id": "first", "kind": "submit", "seq": 1, "status": "done", "started_at": ""}
+        columns = {**RUN, **values}
         connection.execute(
-            runs.insert().values(
-                id="first", kind="submit", seq=1, status="done", started_at="", **RUN
-            )
+            f"insert into runs ({','.join(columns)}) values ({','.join('?' * len(columns))})",
+            list(columns.values()),
         )
     other.join(60)
     assert {run.id for run in first.list_runs()} == {"first", "second"}
@@ -149,9 +151,9 @@ def test_a_network_file_system_is_known_and_does_without_wal(
 
 
 def test_the_settings_of_a_connection(registry: Registry) -> None:
-    with registry._read() as connection:
+    with registry.database.read() as connection:
         pragmas = {
-            name: connection.exec_driver_sql(f"pragma {name}").scalar()
+            name: connection.execute(f"pragma {name}").fetchone()[0]
             for name in ("journal_mode", "foreign_keys", "synchronous")
         }
     assert pragmas == {
@@ -243,7 +245,10 @@ def test_a_writer_that_was_killed_leaves_a_registry_that_opens(
     found = Registry(tmp_path)
     found.begin_run("a", **RUN)
     assert [run.id for run in found.list_runs()] == ["a"]
-    assert "junk" not in inspect(found._engine).get_table_names()
+    with found.database.read() as connection:
+        assert (
+            connection.execute("select * from sqlite_master where name = 'junk'").fetchall() == []
+        )
 
 
 def test_an_interrupted_creation_is_taken_up(tmp_path: Path) -> None:
@@ -281,7 +286,7 @@ def test_the_migrations_make_the_tables_that_the_code_means(
     other.dispose()
     migrated = described(f"sqlite:///{tmp_path / FILE}")
     assert migrated == described(f"sqlite:///{tmp_path / 'other.sqlite'}")
-    with registry._read() as connection:
+    with engine_of(registry.database).connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
 
@@ -309,9 +314,11 @@ def test_a_hash_is_found_by_any_unambiguous_start(registry: Registry) -> None:
 
 def test_none_one_and_many_are_told_apart(registry: Registry) -> None:
     for digest in ("abcd" + "0" * 60, "abcd" + "1" * 60):
-        with registry._write() as connection:
-            connection.exec_driver_sql(
-                "insert into artifacts values (?, 'rows', 1, '{}', '', 'present', '')", (digest,)
+        with registry.database.write() as connection:
+            connection.execute(
+                "insert into artifacts (digest, kind, bytes, files, label, state, created_at) "
+                "values (?, 'rows', 1, '{}', '', 'present', '')",
+                (digest,),
             )
     with pytest.raises(UnknownDigest, match="starts with ffff"):
         registry.resolve("ffff")

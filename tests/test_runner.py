@@ -17,6 +17,7 @@ from conftest import (
     LIGHT,
     Answer,
     Project,
+    halted_worker_of,
     kill,
     new_project,
     wait_for,
@@ -289,9 +290,10 @@ def test_an_input_that_changes_while_a_stage_runs_taints_what_was_made(
     head_project: Project,
 ) -> None:
     process = head_project.start_submit()
-    worker_of(head_project.root)
+    worker = halted_worker_of(head_project.root)
     config = head_project.folder / "verifier" / "generation_config.json"
     config.write_text(config.read_text("utf-8") + "\n", "utf-8")
+    kill(worker, signal.SIGCONT)
     _, err = process.communicate()
     assert process.returncode == 1, err
     assert "generation_config.json changed while head was under way" in err
@@ -439,7 +441,7 @@ def test_four_runs_of_one_manifest_execute_each_of_its_stages_once(
 
 def test_a_run_whose_forerunner_dies_makes_the_stage_itself(head_project: Project) -> None:
     first = head_project.start_submit()
-    worker_of(head_project.root)
+    halted_worker_of(head_project.root)
     second = head_project.start_submit()
     assert second.stderr is not None
     for line in second.stderr:

@@ -55,6 +55,17 @@ class Digests:
         known = self._lookup(name)
         if known is not None and known[0] == stat:
             return known[1], stat[2]
+        return self._read(path, name, looked, stat)
+
+    def afresh(self, path: Path) -> tuple[str, int]:
+        """As `of`, whatever is remembered: the file is read, and what it holds is remembered.
+
+        May be called from several threads at once.
+        """
+        looked = time.time_ns()
+        return self._read(path, str(path.absolute()), looked, stat_of(path))
+
+    def _read(self, path: Path, name: str, looked: int, stat: Stat) -> tuple[str, int]:
         for _ in range(3):
             digest = digest_file(path)
             looked_again, again = time.time_ns(), stat_of(path)

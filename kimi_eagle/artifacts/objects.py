@@ -68,7 +68,7 @@ class Objects:
         for relative in record.files:
             inside(staged, relative).chmod(0o444)
         sync_tree(staged)
-        if target.exists() and self.trouble(record) is not None:
+        if target.exists() and (self.trouble(record) is not None or self.strangers(record)):
             self._discard(target)
         try:
             staged.rename(target)
@@ -81,8 +81,10 @@ class Objects:
                 self._digests.remember(inside(target, relative), digest)
         sync_folder(target.parent)
         if not self.record_path(record.digest).exists():
+            # Written where the object was staged: what a crash leaves half done is cleared there.
+            written = staged.with_name(f"{record.digest}.json")
             write_json(
-                self.record_path(record.digest),
+                written,
                 {
                     "digest": record.digest,
                     "kind": record.kind,
@@ -91,6 +93,8 @@ class Objects:
                     "made": production,
                 },
             )
+            written.rename(self.record_path(record.digest))
+            sync_folder(target.parent)
 
     def trouble(self, record: ArtifactRecord) -> str | None:
         """Why an artifact cannot be used as it is on disk; None when it can."""
@@ -111,6 +115,19 @@ class Objects:
                     f"(expected {digest[:12]}, found {found[:12]})"
                 )
         return None
+
+    def strangers(self, record: ArtifactRecord) -> list[Path]:
+        """What lies in an artifact's folder and is no part of it; a link never is, whatever it
+        leads to."""
+        folder = self.path(record.digest)
+        known = {inside(folder, relative) for relative in record.files}
+        known |= {parent for path in known for parent in path.parents}
+        found = []
+        for at, folders, names in os.walk(folder):
+            for path in (Path(at) / name for name in names + folders):
+                if path not in known or path.is_symlink():
+                    found.append(path)
+        return sorted(found)
 
     def _discard(self, folder: Path) -> None:
         """Take a damaged artifact out of the store at once, then delete it at leisure."""

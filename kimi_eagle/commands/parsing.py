@@ -22,9 +22,20 @@ def command(
         name, help=text, description=text[0].upper() + text[1:] + "."
     )
     parser.set_defaults(command=run)
+    add_color(parser, default=argparse.SUPPRESS)
     if json:
         parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
+
+
+def add_color(parser: argparse.ArgumentParser, **default: Any) -> None:
+    """--color, before the command or after it."""
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        help="auto: as NO_COLOR and FORCE_COLOR say, else on a terminal",
+        **default,
+    )
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
@@ -42,3 +53,14 @@ def add_manifest(parser: argparse.ArgumentParser) -> None:
 
 def add_hash(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hash", metavar="HASH", help="a hash, or an unambiguous start of one")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", help="a run's id, or an unambiguous start of it, or `latest`"
+    )
+
+
+def code_of(status: str) -> int:
+    """The exit code for how a run came out."""
+    return {"done": DONE, "failed": FAILED}.get(status, INTERRUPTED)

@@ -1,4 +1,4 @@
-"""`kimi-eagle show`: show a run or an artifact, by its hash or the start of it."""
+"""`kimi-eagle show`: show what a hash, or the start of one, names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kimi_eagle.commands.parsing import DONE, Subparsers, add_hash, command
 
 def add(commands: Subparsers) -> None:
     parser = command(
-        commands, "show", run, "show a run or an artifact, by its hash or the start of it"
+        commands, "show", run, "show what a hash names: a run, an artifact, a stage key, a file"
     )
     add_hash(parser)
 

@@ -3,21 +3,107 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING
 
-from kimi_eagle.commands.parsing import DONE, FAILED, INTERRUPTED, Subparsers, add_manifest, command
+from kimi_eagle.commands.parsing import DONE, Subparsers, add_manifest, code_of, command
+
+if TYPE_CHECKING:
+    from kimi_eagle.outcome import Reporter, RunOutcome
+    from kimi_eagle.progress import PlainReporter
 
 
 def add(commands: Subparsers) -> None:
     parser = command(commands, "submit", run, "run a manifest; what is unchanged is reused")
     add_manifest(parser)
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="go on without the terminal; print the run's id once it is in the registry",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    from kimi_eagle import app, render
+    if options.detach:
+        return _detach(options)
+    from kimi_eagle.progress import reporter
 
-    with render.reporter() as reporter:
-        outcome = app.submit(options.root, options.manifest, options.overrides, reporter)
+    with reporter() as told, _telling_of_the_stop(told):
+        outcome = _submit(options, told)
+    return _show(options, outcome)
+
+
+def _submit(options: argparse.Namespace, reporter: Reporter) -> RunOutcome:
+    from kimi_eagle import app
+
+    return app.submit(options.root, options.manifest, options.overrides, reporter)
+
+
+def _show(options: argparse.Namespace, outcome: RunOutcome) -> int:
+    from kimi_eagle import render
+
     with render.while_read(sys.stdout):
         render.outcome(outcome, as_json=options.json)
-    return {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}[outcome.status]
+    return code_of(outcome.status)
+
+
+@contextmanager
+def _telling_of_the_stop(reporter: PlainReporter) -> Iterator[None]:
+    """Say on the first ctrl-c what it does, and what another one does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if reporter.begun:
+            # It may come in the midst of a line being written, which Python refuses to nest.
+            with suppress(RuntimeError):
+                reporter.note("stopping in good order; ctrl-c again ends the stage at once")
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _detach(options: argparse.Namespace) -> int:
+    """Submit in a child with a session of its own, which no terminal can end or interrupt."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        return _coordinate(options, writer)
+    os.close(writer)
+    try:
+        with open(reader, encoding="utf-8") as pipe:
+            run_id = pipe.read()
+        if not run_id:  # the child has said why
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        raise
+    from kimi_eagle import render
+
+    with render.while_read(sys.stdout):
+        render.detached(run_id, options.root, as_json=options.json)
+    return DONE
+
+
+def _coordinate(options: argparse.Namespace, announce: int) -> int:
+    """The child's part: up to the run's beginning it speaks where its parent would."""
+    from kimi_eagle.progress import DetachedReporter
+
+    os.setsid()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return _show(options, _submit(options, DetachedReporter(announce)))

@@ -261,6 +261,8 @@ def _lookalikes(shape: _Shape, value: Json, path: Path) -> Iterator[tuple[Path, 
 
     Python holds them equal, and pydantic goes by that even when it is strict.
     """
+    if not _holds_numbers(shape):
+        return
     if shape.discriminator is not None:
         shape = _shape(_tagged(shape, value))
     members = [core for member in shape.members for core in _shape(member).members]
@@ -276,6 +278,23 @@ def _lookalikes(shape: _Shape, value: Json, path: Path) -> Iterator[tuple[Path, 
     equal = [type(literal) for literal in literals if literal == value]
     if equal and type(value) not in equal and not {bool, int, float} & set(members):
         yield path, [_literal(literal) for literal in literals]
+
+
+def _holds_numbers(shape: _Shape, within: tuple[Any, ...] = ()) -> bool:
+    """Tell whether a literal that is a number or a truth value is allowed at, or anywhere below."""
+    for core in (core for member in shape.members for core in _shape(member).members):
+        if get_origin(core) is Literal:
+            below = any(isinstance(arg, int | float) for arg in get_args(core))
+        elif _is_model(core):
+            below = core not in within and any(
+                _holds_numbers(_shape(field.annotation, field.discriminator), (*within, core))
+                for field in core.model_fields.values()
+            )
+        else:
+            below = any(_holds_numbers(_shape(arg), within) for arg in get_args(core))
+        if below:
+            return True
+    return False
 
 
 def _literal(value: object) -> str:

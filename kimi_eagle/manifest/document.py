@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import yaml
+from yaml.resolver import Resolver
 
 from kimi_eagle.manifest.problem import UNSET, ManifestError, Path, Problem
 
@@ -47,6 +48,9 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _UNREADABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
+
+# What libyaml and PyYAML may disagree about: whether it is allowed, what it means, or where it is.
+_READERS_DIFFER = re.compile("[\t\r&*!|>%@`?\\\\]|---|\\.\\.\\.")
 
 _PLAIN_WORDS = (
     ("mapping values are not allowed", "a ':' is not allowed here", "quote text that holds ': '"),
@@ -195,6 +199,11 @@ def _read(text: str, *, inline: bool = False) -> _Reading:
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
         return builder.failed(_unreadable(text, unreadable.start()))
+    if not inline:
+        root = _root_by_libyaml(text)
+        if root is not None:
+            value = builder.build(root)
+            return _Reading(value, builder.values, builder.keys, builder.problems)
     loader = _Loader(text)
     try:
         root = loader.get_node() if loader.check_node() else None
@@ -248,6 +257,13 @@ def _position(mark: Any) -> tuple[int, int]:
     return mark.line + 1, mark.column + 1
 
 
+def _resolved(resolver: Resolver, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+    """A node's tag; a plain scalar without one of its own is left unresolved."""
+    if kind is yaml.ScalarNode and implicit[0]:
+        return _PLAIN
+    return Resolver.resolve(resolver, kind, value, implicit)  # type: ignore[no-untyped-call]
+
+
 class _Loader(yaml.SafeLoader):
     """Composes nodes without resolving plain scalars; `path` is where it stopped on an error."""
 
@@ -257,9 +273,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
-        if kind is yaml.ScalarNode and implicit[0]:
-            return _PLAIN
-        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        return _resolved(self, kind, value, implicit)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self._depth > MAX_DEPTH:
@@ -273,6 +287,45 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         del self.path[len(self.path) - len(part) :]
         return node
+
+
+if yaml.__with_libyaml__:
+
+    class _FastLoader(yaml.CSafeLoader):
+        """Composes the same nodes by libyaml."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self._depth = 0
+
+        def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+            return _resolved(self, kind, value, implicit)
+
+        def descend_resolver(self, _parent: Any, _index: Any) -> None:
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise yaml.composer.ComposerError(None, None, _TOO_DEEP)
+
+        def ascend_resolver(self) -> None:
+            self._depth -= 1
+
+
+def _root_by_libyaml(text: str) -> yaml.Node | None:
+    """The root of a document that libyaml and PyYAML read alike, ten times as fast.
+
+    None for any other: one with what the two are known to treat differently, or with an error,
+    which PyYAML words and places.
+    """
+    if not yaml.__with_libyaml__ or _READERS_DIFFER.search(text):
+        return None
+    loader = _FastLoader(text)
+    try:
+        root: yaml.Node | None = loader.get_single_node()
+    except yaml.YAMLError:
+        return None
+    finally:
+        loader.dispose()
+    return root
 
 
 class _TooLargeError(Exception):

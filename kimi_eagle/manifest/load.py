@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from kimi_eagle.identity import digest_document
 from kimi_eagle.manifest.check import may_hold_mapping, validate
@@ -25,10 +26,15 @@ class LoadedManifest:
     text: str
     overrides: tuple[str, ...]
 
+    @cached_property
+    def resolved(self) -> dict[str, Any]:
+        """The manifest with every default written out, as JSON types."""
+        return resolved(self.manifest)
+
     @property
     def digest(self) -> str:
         """Equal for manifests that say the same, whatever their spelling."""
-        return digest_document("manifest/1", resolved(self.manifest))
+        return digest_document("manifest/1", self.resolved)
 
     @property
     def folder(self) -> Path:

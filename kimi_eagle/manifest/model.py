@@ -88,13 +88,15 @@ def reference_problems(manifest: Manifest | Any) -> list[FieldProblem]:
         for field, target in stage.targets.items():
             wanted = marks[field].kind
             other = stages.get(target)
+            if other is not None and other.kind in (wanted, None):
+                continue
             fitting = [key for key, item in stages.items() if item.kind == wanted]
             path = ("stages", name, field)
             if other is None:
                 near = closest(target, fitting) or closest(target, stages)
                 hint = f"did you mean '{near}'?" if near else _named(fitting, wanted)
                 problems.append(FieldProblem(path, f"there is no stage '{target}'", hint))
-            elif other.kind not in (wanted, None):
+            else:
                 message = f"must name a stage of kind {wanted}; '{target}' is of kind {other.kind}"
                 problems.append(FieldProblem(path, message, _named(fitting, wanted)))
         problems += _wrong_measure(name, stage, stages)

@@ -2,7 +2,7 @@
 transaction.
 
 Plain SQL through the standard library's driver: a run of a thousand unchanged stages asks some
-thousands of questions, and to load SQLAlchemy alone would take longer than to answer them.
+thousands of questions, and to load SQLAlchemy alone would take as long as to answer them.
 `store.Registry` is this and what people ask.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from kimi_eagle.clock import now
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord, ShardRecord
-from kimi_eagle.registry.schema import journal_mode, open_database
+from kimi_eagle.registry.schema import Database, journal_mode, open_database
 
 Inputs = Mapping[str, Sequence[ArtifactRecord | str]]
 """Role → what went in: a digest, or the record of what comes from outside."""
@@ -42,6 +42,10 @@ class Ledger:
         self._database = open_database(root, create=create)
 
     @property
+    def database(self) -> Database:
+        return self._database
+
+    @property
     def journal_mode(self) -> str:
         """How SQLite keeps its journal here: WAL, or DELETE on a network file system."""
         return journal_mode(self.root)
@@ -60,7 +64,9 @@ class Ledger:
     def end_run(self, run_id: str, status: str) -> None:
         with self._database.write() as connection:
             connection.execute(
-                "update runs set status = ?, ended_at = ? where id = ?", (status, now(), run_id)
+                # Who finds a run dead may have looked just before it ended.
+                "update runs set status = ?, ended_at = ? where id = ? and status = 'running'",
+                (status, now(), run_id),
             )
 
     def running_runs(self) -> list[str]:
@@ -73,23 +79,20 @@ class Ledger:
 
     def made_by_key(self, key: str) -> ExecutionRecord | None:
         """The latest execution that carried this key to its end."""
-        with self._database.read() as connection:
-            row = connection.execute(
-                "select * from executions where key = ? and disposition = 'executed' "
-                "order by id desc limit 1",
-                (key,),
-            ).fetchone()
-            return _execution(connection, row) if row else None
+        return self._latest("key = ?", key)
 
     def latest_of(self, kind: str, stage: str) -> ExecutionRecord | None:
         """The latest execution of a kind that came to its end, by the same name if there is one."""
-        with self._database.read() as connection:
-            row = connection.execute(
-                "select * from executions where kind = ? and disposition = 'executed' "
-                "order by stage = ? desc, id desc limit 1",
-                (kind, stage),
-            ).fetchone()
-            return _execution(connection, row) if row else None
+        by_name = self._latest("kind = ? and stage = ?", kind, stage)
+        return by_name or self._latest("kind = ?", kind)
+
+    def _latest(self, which: str, *values: str) -> ExecutionRecord | None:
+        rows = self._database.ask(
+            f"select {EXECUTION} from executions "  # noqa: S608
+            f"where {which} and disposition = 'executed' order by id desc limit 1",
+            values,
+        )
+        return execution_record(rows[0]) if rows else None
 
     def begin_execution(
         self,
@@ -126,7 +129,7 @@ class Ledger:
                     "started_at": now(),
                 },
             )
-            _put_inputs(connection, execution, inputs)
+            _put_inputs(connection, [(execution, inputs)])
             return execution
 
     def end_execution(
@@ -157,7 +160,8 @@ class Ledger:
                     execution,
                 ),
             )
-            _put_outputs(connection, execution, {role: o.digest for role, o in outputs.items()})
+            digests = {role: artifact.digest for role, artifact in outputs.items()}
+            _put_outputs(connection, [(execution, digests)])
 
     def reuse_executions(
         self, run_id: str, reused: Sequence[Reuse], members: Sequence[ArtifactRecord]
@@ -172,18 +176,18 @@ class Ledger:
         with self._database.write() as connection:
             # Most of them share what they take in: each is written once.
             _put_artifacts(connection, {r.digest: r for r in [*members, *pinned]}.values())
-            for item in reused:
-                moment = now()
-                cursor = connection.execute(
-                    "insert into executions (run_id, stage, kind, key, document, disposition, "
-                    "reused_from, metrics, resources, environment, seconds, started_at, ended_at) "
-                    "select ?, ?, kind, key, document, 'reused', id, metrics, '{}', environment, "
-                    "0.0, ?, ? from executions where id = ?",
-                    (run_id, item.stage, moment, moment, item.made.id),
-                )
-                execution = int(cursor.lastrowid or 0)
-                _put_inputs(connection, execution, item.inputs)
-                _put_outputs(connection, execution, item.made.outputs)
+            (last,) = connection.execute("select coalesce(max(id), 0) from executions").fetchone()
+            numbered = list(enumerate(reused, last + 1))
+            moment = now()
+            connection.executemany(
+                "insert into executions (id, run_id, stage, kind, key, document, disposition, "
+                "reused_from, metrics, resources, environment, seconds, started_at, ended_at) "
+                "select ?, ?, ?, kind, key, document, 'reused', id, metrics, '{}', environment, "
+                "0.0, ?, ? from executions where id = ?",
+                [(id_, run_id, item.stage, moment, moment, item.made.id) for id_, item in numbered],
+            )
+            _put_inputs(connection, ((id_, item.inputs) for id_, item in numbered))
+            _put_outputs(connection, ((id_, item.made.outputs) for id_, item in numbered))
 
     def abandon_running(self, run_id: str, disposition: str) -> None:
         """Give a run's executions that never ended their end."""
@@ -197,16 +201,12 @@ class Ledger:
     # Artifacts
 
     def artifact(self, digest: str) -> ArtifactRecord | None:
-        with self._database.read() as connection:
-            row = connection.execute(
-                "select * from artifacts where digest = ?", (digest,)
-            ).fetchone()
-            if row is None:
-                return None
-            members = connection.execute(
-                "select path, child from artifact_members where parent = ?", (digest,)
-            )
-            return _artifact(row, dict(members.fetchall()))
+        rows = self._database.ask(
+            "select *, (select json_group_object(path, child) from artifact_members "
+            "where parent = digest) as members from artifacts where digest = ?",
+            (digest,),
+        )
+        return _artifact(rows[0]) if rows else None
 
     def set_state(self, digest: str, state: str) -> None:
         with self._database.write() as connection:
@@ -238,7 +238,7 @@ class Ledger:
 
     # Hidden states
 
-    def add_shard(self, shard: ShardRecord) -> None:
+    def add_shard(self, shard: ShardRecord, created_at: str | None = None) -> None:
         """Make a published shard's rows findable; a row that is already held keeps its place."""
         with self._database.write() as connection:
             connection.execute(
@@ -249,7 +249,7 @@ class Ledger:
                     shard.bytes,
                     len(shard.rows),
                     sum(row[2] for row in shard.rows),
-                    now(),
+                    created_at or now(),
                 ),
             )
             connection.executemany(
@@ -328,11 +328,12 @@ def _put_artifacts(connection: sqlite3.Connection, records: Iterable[ArtifactRec
         )
 
 
-def _put_inputs(connection: sqlite3.Connection, execution: int, inputs: Inputs) -> None:
+def _put_inputs(connection: sqlite3.Connection, executions: Iterable[tuple[int, Inputs]]) -> None:
     connection.executemany(
         "insert into execution_inputs (execution, role, position, digest) values (?, ?, ?, ?)",
         [
             (execution, role, position, item if isinstance(item, str) else item.digest)
+            for execution, inputs in executions
             for role, items in inputs.items()
             for position, item in enumerate(items)
         ],
@@ -340,11 +341,15 @@ def _put_inputs(connection: sqlite3.Connection, execution: int, inputs: Inputs) 
 
 
 def _put_outputs(
-    connection: sqlite3.Connection, execution: int, outputs: Mapping[str, str]
+    connection: sqlite3.Connection, executions: Iterable[tuple[int, Mapping[str, str]]]
 ) -> None:
     connection.executemany(
         "insert into execution_outputs (execution, role, digest) values (?, ?, ?)",
-        [(execution, role, digest) for role, digest in outputs.items()],
+        [
+            (execution, role, digest)
+            for execution, outputs in executions
+            for role, digest in outputs.items()
+        ],
     )
 
 
@@ -352,7 +357,7 @@ def _records(inputs: Inputs) -> list[ArtifactRecord]:
     return [item for items in inputs.values() for item in items if isinstance(item, ArtifactRecord)]
 
 
-def _artifact(row: sqlite3.Row, members: Mapping[str, str]) -> ArtifactRecord:
+def _artifact(row: sqlite3.Row) -> ArtifactRecord:
     return ArtifactRecord(
         row["digest"],
         row["kind"],
@@ -360,14 +365,19 @@ def _artifact(row: sqlite3.Row, members: Mapping[str, str]) -> ArtifactRecord:
         {path: (digest, size) for path, (digest, size) in json.loads(row["files"]).items()},
         row["state"],
         row["label"],
-        members,
+        json.loads(row["members"]),
     )
 
 
-def _execution(connection: sqlite3.Connection, row: sqlite3.Row) -> ExecutionRecord:
-    outputs = connection.execute(
-        "select role, digest from execution_outputs where execution = ?", (row["id"],)
-    )
+# The columns of an execution, its outputs among them.
+EXECUTION = (
+    "*, (select json_group_object(role, digest) from execution_outputs "
+    "where execution = executions.id) as outputs"
+)
+
+
+def execution_record(row: sqlite3.Row) -> ExecutionRecord:
+    """A row of `EXECUTION` as a record."""
     return ExecutionRecord(
         id=row["id"],
         run_id=row["run_id"],
@@ -384,7 +394,7 @@ def _execution(connection: sqlite3.Connection, row: sqlite3.Row) -> ExecutionRec
         seconds=row["seconds"],
         started_at=row["started_at"],
         ended_at=row["ended_at"],
-        outputs=dict(outputs.fetchall()),
+        outputs=json.loads(row["outputs"]),
     )
 
 

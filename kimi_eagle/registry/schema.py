@@ -11,9 +11,10 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 FILE = "registry.sqlite"
 
@@ -111,6 +112,11 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("rollback")
 
+    def ask(self, question: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """The rows that one statement finds. Raises: RegistryError."""
+        with self._turn, readable(self.path):
+            return self._connected().execute(question, values).fetchall()
+
     def close(self) -> None:
         with self._turn:
             if self._connection is not None:
@@ -141,6 +147,8 @@ class Database:
             _set_journal_mode(connection, journal_mode(self.path.parent))
         connection.execute("pragma foreign_keys=on")
         connection.execute("pragma synchronous=full")
+        # In KiB. What does not fit is written before its transaction ends, and then again.
+        connection.execute("pragma cache_size=-16384")
 
 
 def open_database(root: Path, *, create: bool = True) -> Database:
@@ -166,12 +174,7 @@ def open_database(root: Path, *, create: bool = True) -> Database:
                 f"{root} cannot be made: {error.strerror}; --root names the folder that holds "
                 "registry, artifacts and runs"
             ) from None
-    found = _revision(path) if path.exists() and path.stat().st_size else None
-    if found is not None and found != REVISION and found not in _known_revisions():
-        raise RegistryError(
-            f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
-            f"knows {REVISION}); upgrade kimi-eagle, or use another --root. It was left untouched."
-        )
+    found = known_revision(path) if path.exists() else None
     database = Database(path, _read_only_way(path) if not create else None)
     if found != REVISION:
         # Imported late: only a new or an old database needs it.
@@ -196,6 +199,22 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def known_revision(path: Path) -> str | None:
+    """The schema revision of an existing database that this program can use; None when it has
+    none yet. Neither it nor its folder is changed.
+
+    Raises:
+        RegistryError: it was written by a newer version, or is no registry.
+    """
+    found = _revision(path) if path.stat().st_size else None
+    if found is not None and found != REVISION and found not in _known_revisions():
+        raise RegistryError(
+            f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
+            f"knows {REVISION}); upgrade kimi-eagle, or use another --root. It was left untouched."
+        )
+    return found
+
+
 def _revision(path: Path) -> str | None:
     """The schema revision of an existing database; neither it nor its folder is changed."""
     # Reading a database in WAL mode leaves side files behind, unless it is taken as immutable:
@@ -211,8 +230,8 @@ def _revision(path: Path) -> str | None:
         except sqlite3.DatabaseError as error:
             problem = error
     raise RegistryError(
-        f"{path} cannot be read as a registry ({problem}); restore it from a backup, or move it "
-        "away and submit again"
+        f"{path} cannot be read as a registry ({problem}); `kimi-eagle registry restore FILE` "
+        "takes a backup, `kimi-eagle registry rebuild` makes it again from the records on disk"
     )
 
 

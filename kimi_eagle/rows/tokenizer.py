@@ -44,9 +44,9 @@ def token_count(folder: Path) -> int:
     from tokenizers import Tokenizer
 
     if not (folder / TOKENIZER).exists():
-        return max(load_tokenizer(folder).get_vocab().values()) + 1
+        return int(max(load_tokenizer(folder).get_vocab().values())) + 1
     try:
         vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
         raise VerifierError(f"{folder / TOKENIZER} cannot be read: {error}") from None
-    return max(vocabulary.values()) + 1
+    return int(max(vocabulary.values())) + 1

@@ -6,12 +6,10 @@ import json
 import shutil
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
-
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.job import StageFailed
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.head.copy import copy, find
 from kimi_eagle.verifiers.folder import TOKENIZER_FILES
 
 
@@ -19,31 +17,26 @@ def run(context: Context) -> dict[str, Any]:
     verifier = context.verifier
     facts = verifier.facts
     out = context.out("head")
-    tensors = {}
     located = verifier.head_tensors()
-    for plain, (path, name) in located.items():
-        with safe_open(path, framework="pt") as file:
-            tensors[plain] = file.get_tensor(name)
+    tensors = {plain: find(path, name) for plain, (path, name) in located.items()}
     expected = {
         "model.embed_tokens.weight": (facts.vocab_size, facts.hidden_size),
         "model.norm.weight": (facts.hidden_size,),
         "lm_head.weight": (facts.vocab_size, facts.hidden_size),
     }
     for plain, shape in expected.items():
-        found = tuple(tensors[plain].shape)
+        found = tensors[plain].shape
         if found != shape:
             raise StageFailed(
                 f"{located[plain][1]} has shape {list(found)}; "
                 f"by config.json it must be {list(shape)}"
             )
     tied = located["lm_head.weight"][1] == facts.embed_tokens
-    if tied:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    total = copy(tensors, out / "model.safetensors")
     write_json(
         out / "model.safetensors.index.json",
         {
-            "metadata": {"total_size": sum(t.numel() * t.element_size() for t in tensors.values())},
+            "metadata": {"total_size": total},
             "weight_map": dict.fromkeys(tensors, "model.safetensors"),
         },
     )

@@ -1,0 +1,71 @@
+"""Digests of single tensors, so that two files can be told apart by name where only one of them is
+at hand. Needs no library of tensors."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from kimi_eagle.identity import digest_document
+from kimi_eagle.verifiers.facts import VerifierError
+from kimi_eagle.verifiers.folder import safetensors_header
+
+_PART = 8 * 1024 * 1024
+
+
+def tensor_digests(path: Path) -> dict[str, str]:
+    """Name → digest of a tensor's type, shape and bytes, for a safetensors file.
+
+    Raises:
+        OSError: the file cannot be read as one.
+    """
+    try:
+        header = safetensors_header(path)
+    except VerifierError as error:
+        raise OSError(str(error)) from None
+    found = {}
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        for name, entry in sorted(header.items()):
+            start, end = entry["data_offsets"]
+            found[name] = digest_document(
+                "tensor/1",
+                [entry["dtype"], entry["shape"], _digest(file, 8 + length + start, end - start)],
+            )
+    return found
+
+
+def _digest(file: BinaryIO, start: int, length: int) -> str:
+    hasher = blake3()
+    file.seek(start)
+    while length:
+        part = file.read(min(length, _PART))
+        if not part:
+            raise OSError(f"{file.name} ends within a tensor")
+        hasher.update(part)
+        length -= len(part)
+    return hasher.hexdigest()
+
+
+def counts(path: Path, name: str) -> dict[int, int]:
+    """How often each value occurs in an int32 tensor of a safetensors file.
+
+    Raises:
+        OSError: the file cannot be read as one, or has no such tensor.
+    """
+    try:
+        entry = safetensors_header(path)[name]
+    except (VerifierError, KeyError) as error:
+        raise OSError(f"{path}: {error}") from None
+    if entry["dtype"] != "I32":
+        raise OSError(f"{path}: {name} is {entry['dtype']}, not I32")
+    start, end = entry["data_offsets"]
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        file.seek(8 + length + start)
+        data = file.read(end - start)
+    return dict(Counter(number for (number,) in struct.iter_unpack("<i", data)))

@@ -1,0 +1,84 @@
+"""`kimi-eagle gc`: free disk by evicting what can be made again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from datetime import timedelta
+
+from kimi_eagle.commands.parsing import DONE, Subparsers, command
+
+_AGE = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = _DECIMAL | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(commands, "gc", run, "free disk by evicting what can be made again")
+    parser.epilog = (
+        "What may go must meet every condition given; without one, only leftovers of runs that "
+        "ended go. Pinned artifacts, checkpoints, evaluations and releases stay. What is evicted "
+        "keeps its record: what was made of it is still reused, and it is made again when needed."
+    )
+    parser.add_argument(
+        "--older-than", type=age, metavar="AGE", help="not used for this long: 30d, 12h, 2w"
+    )
+    parser.add_argument(
+        "--keep-runs", type=count, metavar="N", help="neither made nor reused by the last N runs"
+    )
+    parser.add_argument(
+        "--max-bytes", type=size, metavar="SIZE", help="only until the store fits in: 500GB, 2TiB"
+    )
+    parser.add_argument(
+        "--results",
+        action="store_true",
+        help="checkpoints, evaluations and releases too, but for pinned ones and what came of them",
+    )
+    parser.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
+
+
+def run(options: argparse.Namespace) -> int:
+    from kimi_eagle import render, render_keeping
+    from kimi_eagle.collect import Collector, Policy
+
+    policy = Policy(options.older_than, options.keep_runs, options.max_bytes, options.results)
+    collector = Collector(options.root, lambda text: print(text, file=sys.stderr))
+    try:
+        found = collector.collect(policy) if options.yes else collector.preview(policy)
+    finally:
+        collector.close()
+    with render.while_read(sys.stdout):
+        render_keeping.collected(found, as_json=options.json)
+    return DONE
+
+
+def age(text: str) -> timedelta:
+    """`30d`, `12h`, `90m`, `2w`. Raises: ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no age: give a number and m, h, d or w, for example 30d"
+        )
+    try:
+        return timedelta(seconds=float(found[1]) * _AGE[found[2]])
+    except OverflowError:
+        raise argparse.ArgumentTypeError(f"{text!r} is too long ago") from None
+
+
+def size(text: str) -> int:
+    """`500GB`, `1.5TiB`, plain bytes. Raises: ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text, re.ASCII)
+    unit = found[2].upper() if found else None
+    if found is None or unit not in _SIZE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size: give bytes, or a number and a unit, for example 500GB or 2TiB"
+        )
+    return int(float(found[1]) * _SIZE[unit])
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on. Raises: ArgumentTypeError."""
+    if not re.fullmatch(r"\d+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)

@@ -1,0 +1,86 @@
+"""What `diff` is given: a manifest file, or the hash of something in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kimi_eagle.difference import (
+    Comparison,
+    Side,
+    SideStage,
+    compare,
+    files_of,
+    rows_by_source,
+    side_of,
+)
+from kimi_eagle.manifest.load import load
+from kimi_eagle.outcome import Reporter
+from kimi_eagle.pins import open_verifier, pin
+from kimi_eagle.registry.store import Registry
+from kimi_eagle.runner import Runner
+from kimi_eagle.stages.catalog import KINDS
+
+_MANIFESTS = (".yaml", ".yml")
+
+
+def compared(root: Path, a: str, b: str, reporter: Reporter) -> Comparison:
+    """Two sides, each a manifest's path, or a hash or run's id or the start of it.
+
+    Raises: ManifestError, RegistryError, UnknownDigest, AmbiguousDigest, CannotReproduce.
+    """
+    named = [name for name in (a, b) if not _is_manifest(name)]
+    registry = Registry(root, create=False) if named else None
+    try:
+        sides = []
+        for name in (a, b):
+            if registry is None or _is_manifest(name):
+                sides.append(manifest_side(root, Path(name), reporter))
+            else:
+                sides.append(side_of(registry, root, name))
+    finally:
+        if registry is not None:
+            registry.close()
+    return compare(*sides)
+
+
+def manifest_side(
+    root: Path, path: Path, reporter: Reporter, overrides: Sequence[str] = ()
+) -> Side:
+    """A manifest as it would run now: with what is there already of what it would make."""
+    loaded = load(path, overrides)
+    open_verifier(loaded)
+    runner = Runner(root, reporter)
+    try:
+        pins = pin(loaded, runner.digests)
+        stages = []
+        for stage in runner.plan(loaded, pins):
+            kind = KINDS[stage.kind]
+            made = stage.made
+            sources = {
+                role: files_of([item.record for item in items])
+                for role, items in pins.stages[stage.name].items()
+            }
+            output = made.outputs[kind.output] if made is not None else None
+            artifact = runner.registry.artifact(output) if output is not None else None
+            stages.append(
+                SideStage(
+                    stage.name,
+                    stage.kind,
+                    kind.code_version,
+                    kind.identity(loaded.manifest.stages[stage.name], pins.verifier.facts),
+                    sources,
+                    rows_by_source(artifact, sources, root / "objects") if artifact else {},
+                    stage.key,
+                    output,
+                    made.metrics if made is not None else {},
+                    made.environment if made is not None else {},
+                )
+            )
+        return Side(str(path), "manifest", tuple(stages))
+    finally:
+        runner.close()
+
+
+def _is_manifest(name: str) -> bool:
+    return Path(name).suffix in _MANIFESTS
