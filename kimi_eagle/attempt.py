@@ -12,13 +12,14 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import sync_folder, write_json
+from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.books import Books
 from kimi_eagle.clock import now
@@ -123,6 +124,18 @@ class Attempts:
 
         Anything else that `disposition` says than `executed` is not found by key later on.
         """
+        with ExitStack() as recorded:
+            return self._execute(run_id, stage, given, disposition, recorded)
+
+    def _execute(
+        self,
+        run_id: str,
+        stage: StagePlan,
+        given: StageInputs,
+        disposition: str,
+        recorded: ExitStack,
+    ) -> StageOutcome:
+        """Args: `recorded` ends when the outcome is in the registry."""
         key, document = str(stage.key), stage.document or {}
         attempt = f"{run_id}-{stage.name}-{secrets.token_hex(4)}"
         kept = self._root / run_id / "stages"
@@ -164,7 +177,7 @@ class Attempts:
                     "metrics": metrics,
                     "environment": environment(),
                 }
-                outputs = self._publish(stage, folder, production)
+                outputs = self._publish(stage, folder, production, recorded)
                 resources["bytes_written"] = sum(item.bytes for item in outputs.values())
                 error = None
             except (StageFailed, OSError) as problem:
@@ -216,7 +229,7 @@ class Attempts:
             running.cancel()
 
     def _publish(
-        self, stage: StagePlan, folder: Path, production: dict[str, Any]
+        self, stage: StagePlan, folder: Path, production: dict[str, Any], recorded: ExitStack
     ) -> dict[str, ArtifactRecord]:
         kind = KINDS[stage.kind]
         staged = folder / OUT / kind.output
@@ -224,6 +237,8 @@ class Attempts:
             record = self._objects.describe(staged, kind.output)
         except ValueError as error:
             raise StageFailed(str(error)) from None
+        # What is published is held by no run until it is recorded: until then `gc` waits.
+        recorded.enter_context(gate(self._root, shared=True))
         self._objects.publish(staged, record, production)
         self._digests.flush()
         return {kind.output: record}

@@ -40,6 +40,7 @@ from kimi_eagle.plan import RUN, StagePlan, differences
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ShardRecord
 from kimi_eagle.registry.ledger import Ledger, Reuse
+from kimi_eagle.registry.store import Registry
 from kimi_eagle.run_record import (
     CannotReproduce,
     Record,
@@ -136,9 +137,6 @@ def find(root: Path, prefix: str, file: Path | None) -> Record:
     """
     if file is not None:
         return read(file, prefix)
-    # Imported late: a reproduction from a file does without what it loads.
-    from kimi_eagle.registry.store import Registry
-
     registry = Registry(root, create=False)
     try:
         return collect(registry, root, prefix)
@@ -357,9 +355,56 @@ class Reproducer:
         run_id: str,
     ) -> StageResult:
         """Run one stage again and compare what it makes."""
-        recorded, runner = self._stages[stage.name], self._runner
-        upstream, notes = {}, []
-        store = states
+        runner = self._runner
+        expected = self._artifact(self._expected(self._stages[stage.name]))
+        damage = runner.objects.trouble(expected)
+        if not runner.objects.path(expected.digest).is_dir():
+            damage = None  # it is not there, which harms nobody
+        given, store, notes = self._given(loaded, pins, stage, states)
+        attempts = Attempts(
+            runner.root, runner.registry, runner.objects, runner.digests, self._reporter, store
+        )
+        outcome = attempts.execute(run_id, stage, given, disposition="reproduced")
+        self._reporter.stage_ended(outcome)
+
+        def result(
+            status: str, found: str | None, listed: Sequence[Difference] = ()
+        ) -> StageResult:
+            return StageResult(
+                stage.name,
+                stage.kind,
+                status,
+                expected.digest,
+                found,
+                (*listed, *notes),
+                outcome.error,
+            )
+
+        if outcome.error is not None:
+            return result(CANNOT, None)
+        found = outcome.outputs[KINDS[stage.kind].output]
+        self._remade[stage.name] = found
+        if found == expected.digest:
+            if stage.kind == "extract":
+                self._adopt(found, states)
+            if damage is not None:
+                notes.append({"note": f"{damage}: what was made this time took its place"})
+            return result(IDENTICAL, found)
+        made = runner.registry.artifact(found)
+        assert made is not None, "what a stage made is in the registry"
+        listed = self._differences(stage, run_id, expected, made, states)
+        determinism = KINDS[stage.kind].determinism
+        if determinism.bound is None or not comparison.within(listed, determinism.bound):
+            return result(DIFFERS, found, listed)
+        notes.append({"note": f"the tolerance is {determinism.bound:g} ({determinism.measure})"})
+        return result(WITHIN_TOLERANCE, found, listed)
+
+    def _given(
+        self, loaded: LoadedManifest, pins: Pins, stage: StagePlan, states: StateStore
+    ) -> tuple[StageInputs, StateStore, list[Difference]]:
+        """What a stage is given, entered in its plan; where it finds hidden states; and what is to
+        be said of the inputs."""
+        upstream, notes, store = {}, list[Difference](), states
         for role, source in loaded.manifest.upstream(stage.name):
             digest = self._taken(source)
             upstream[role] = (digest, source)
@@ -367,53 +412,12 @@ class Reproducer:
             if digest != self._expected(self._stages[source]):
                 notes.append({"note": f"made from the {role} of this time, which are others"})
             if self._stages[source].kind == "extract" and self._remade.get(source) != digest:
-                store = StateStore(runner.root, runner.registry)
+                store = StateStore(self._runner.root, self._runner.registry)
         kind, params = KINDS[stage.kind], loaded.manifest.stages[stage.name]
-        stage.key, stage.document = stage_key(
-            kind.name,
-            kind.code_version,
-            kind.identity(params, pins.verifier.facts),
-            stage.inputs,
-        )
-        expected = self._artifact(self._expected(recorded))
-        damage = runner.objects.trouble(expected)
-        if not runner.objects.path(expected.digest).is_dir():
-            damage = None  # it is not there, which harms nobody
-        attempts = Attempts(
-            runner.root, runner.registry, runner.objects, runner.digests, self._reporter, store
-        )
+        identity = kind.identity(params, pins.verifier.facts)
+        stage.key, stage.document = stage_key(kind.name, kind.code_version, identity, stage.inputs)
         given = StageInputs(params, pins.verifier.path, pins.stages[stage.name], upstream)
-        outcome = attempts.execute(run_id, stage, given, disposition="reproduced")
-        self._reporter.stage_ended(outcome)
-        if outcome.error is not None:
-            return StageResult(
-                stage.name, stage.kind, CANNOT, expected.digest, None, (), outcome.error
-            )
-        found = outcome.outputs[kind.output]
-        self._remade[stage.name] = found
-        if found == expected.digest:
-            if stage.kind == "extract":
-                self._adopt(found, states)
-            if damage is not None:
-                notes.append({"note": f"{damage}: what was made this time took its place"})
-            return StageResult(
-                stage.name, stage.kind, IDENTICAL, expected.digest, found, tuple(notes)
-            )
-        made = runner.registry.artifact(found)
-        assert made is not None, "what a stage made is in the registry"
-        listed = self._differences(stage, run_id, expected, made, states)
-        tolerance = kind.determinism.bound
-        near = tolerance is not None and comparison.within(listed, tolerance)
-        if near:
-            notes.append({"note": f"the tolerance is {tolerance:g} ({kind.determinism.measure})"})
-        return StageResult(
-            stage.name,
-            stage.kind,
-            WITHIN_TOLERANCE if near else DIFFERS,
-            expected.digest,
-            found,
-            (*listed, *notes),
-        )
+        return given, store, notes
 
     def _taken(self, source: str) -> str:
         """What a stage takes from another: what that made this time, if it came out the same or

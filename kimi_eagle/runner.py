@@ -269,11 +269,13 @@ class Runner:
                 self.registry.abandon_running(run_id, "interrupted")
                 self.registry.end_run(run_id, "interrupted")
                 self.books.close(run_id)
-        staging = self.root / STAGING
-        for folder in staging.iterdir() if staging.is_dir() else ():
-            run_id = folder.name.split("-")[0]
-            if not held(self.root / run_id / ALIVE):
-                shutil.rmtree(folder, ignore_errors=True)
+        # What holds the gate alone works in the staging folder too, and is no run.
+        with gate(self.root, shared=True):
+            staging = self.root / STAGING
+            for folder in staging.iterdir() if staging.is_dir() else ():
+                run_id = folder.name.split("-")[0]
+                if not held(self.root / run_id / ALIVE):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -300,6 +300,26 @@ def test_a_run_waits_while_things_are_taken_out(made: Project) -> None:
     assert Answer(process.returncode, out, err).dispositions == REUSED
 
 
+@pytest.mark.slow
+def test_runs_come_to_their_end_while_everything_is_taken_out_again_and_again(
+    made: Project, outputs: dict[str, str]
+) -> None:
+    made.write(made.manifest.read_text("utf-8").replace("  head: {kind: head}\n", ""))
+    for _ in range(2):
+        process = made.start_submit()
+        while process.poll() is None:
+            assert made.cli("gc", "--keep-runs", "0", "--yes").code == 0
+        out, err = process.communicate()
+        answer = Answer(process.returncode, out, err)
+        assert answer.code == 0, err
+        assert {name: next(iter(found.values())) for name, found in answer.outputs.items()} == {
+            name: outputs[name] for name in ("rows", "vocab")
+        }
+    assert made.cli("gc", "--keep-runs", "0", "--yes").code == 0
+    assert made.objects() == set()
+    assert made.cli("registry", "check", "--json").json["problems"] == []
+
+
 # What nobody needs
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from cases import ROOT
+from conftest import Project
 
 HEAVY = [
     "torch",
@@ -23,6 +24,7 @@ SLOW = [*HEAVY, "rich", "sqlalchemy", "alembic", "pydantic"]
 
 PACKAGE = ROOT / "kimi_eagle"
 PURE = [
+    "kimi_eagle.environments",
     "kimi_eagle.identity",
     "kimi_eagle.plan",
     "kimi_eagle.rows.conversations",
@@ -69,6 +71,22 @@ def _loaded(modules: list[str], forbidden: list[str]) -> dict[str, list[str]]:
 
 def test_the_command_line_loads_nothing_slow() -> None:
     assert _loaded(["kimi_eagle.cli"], SLOW) == {"kimi_eagle.cli": []}
+
+
+def test_a_submit_that_finds_all_unchanged_loads_no_database_toolkit(
+    made: Project,
+) -> None:
+    # They take as long to load as a thousand stages to look at.
+    code = (
+        "import sys\n"
+        "from kimi_eagle.cli import main\n"
+        "assert main(['--root', sys.argv[1], 'submit', sys.argv[2]]) == 0\n"
+        "slow = {'sqlalchemy', 'alembic', 'rich', 'asyncio', 'numpy', 'torch'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    arguments = [sys.executable, "-c", code, str(made.root), str(made.manifest)]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_planning_loads_nothing_heavy() -> None:

@@ -19,12 +19,15 @@ from cases import case_input
 from conftest import HEAD, Answer, Project, worker_of
 from keeping import RUN, Store, dump, flip, state
 
+from kimi_eagle import recovery
 from kimi_eagle.artifacts.locks import Lock
 from kimi_eagle.manifest.load import load
 from kimi_eagle.outcome import RunOutcome
 from kimi_eagle.progress import PlainReporter
+from kimi_eagle.registry.maintenance import TABLES
 from kimi_eagle.registry.schema import FILE
 from kimi_eagle.registry.store import Registry
+from kimi_eagle.registry.tables import metadata
 from kimi_eagle.runner import ALIVE, Runner
 
 REUSED = {"head": "reused", "rows": "reused", "vocab": "reused"}
@@ -47,6 +50,34 @@ def aside(answer: Answer) -> Path:
 
 
 # Made again from records
+
+
+def test_every_column_is_read_back() -> None:
+    found = {
+        "runs": set(recovery._RUN),
+        "executions": set(recovery._EXECUTION),
+        "artifacts": {*recovery._ARTIFACT, "state", "verified_at"},
+    }
+    for name, columns in found.items():
+        assert columns == {column.name for column in metadata.tables[name].columns}, name
+    assert {*TABLES, "file_stats"} == set(metadata.tables)
+
+
+def test_reuse_pins_evictions_and_verifications_are_read_back(
+    made: Project, outputs: dict[str, str]
+) -> None:
+    made.submit()
+    for arguments in (
+        ("pin", outputs["vocab"], "--note", "ünïcode"),
+        ("verify", "--all"),
+        ("gc", "--keep-runs", "0", "--yes"),
+    ):
+        assert made.cli(*arguments).code == 0
+    before = dump(made.root / FILE)
+    assert before["pins"]
+    assert {row[5] for row in before["artifacts"]} == {"present", "evicted", "external"}
+    assert made.cli("registry", "rebuild").code == 0
+    assert dump(made.root / FILE) == before
 
 
 def live_through_everything(project: Project, outputs: dict[str, str]) -> None:
@@ -75,6 +106,7 @@ def live_through_everything(project: Project, outputs: dict[str, str]) -> None:
     assert state(project, outputs["rows"]) == "evicted"
 
 
+@pytest.mark.slow
 def test_a_registry_made_again_is_the_one_that_was(made: Project, outputs: dict[str, str]) -> None:
     live_through_everything(made, outputs)
     last = made.submit("--set", "stages.rows.max_length=511")

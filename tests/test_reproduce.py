@@ -319,6 +319,8 @@ def test_a_record_and_the_sources_are_enough_in_a_fresh_root(
     assert (fresh / "objects" / vocab[:2] / vocab).is_dir()
     answer = made.cli("reproduce", vocab, "--json", root=fresh)
     assert answer.json["status"] == "identical", "the fresh root's registry will do by now"
+    nodes = made.cli("lineage", vocab, "--up", "--json", root=fresh).json["nodes"]
+    assert {"vocab", "rows", "source", "tokenizer"} <= {node["kind"] for node in nodes}
 
 
 def test_a_record_says_what_an_absolute_path_led_to(head_project: Project, tmp_path: Path) -> None:

@@ -149,13 +149,14 @@ class Registry(Ledger):
 
 _RUN = ", ".join(RunRecord.__dataclass_fields__)
 
-# Which input led to which output, by which stage; completed by which of the two is known.
+# Which input led to which output, by which stage, the first time or again; completed by which of
+# the two is known.
 _LED = """
 select distinct i.digest, o.digest, e.stage, i.role
 from executions e
 join execution_inputs i on i.execution = e.id
 join execution_outputs o on o.execution = e.id
-where e.disposition = 'executed' and """
+where e.disposition in ('executed', 'reproduced') and """
 
 # Which file is part of which folder; completed likewise.
 _IN = "select child, parent, null, path from artifact_members where "
