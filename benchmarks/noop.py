@@ -29,7 +29,7 @@ from kimi_eagle.manifest.load import load
 from kimi_eagle.pins import pin
 from kimi_eagle.plan import RUN, StagePlan
 from kimi_eagle.provenance import environment
-from kimi_eagle.render import PlainReporter
+from kimi_eagle.progress import PlainReporter
 from kimi_eagle.runner import Runner
 from kimi_eagle.stages.catalog import KINDS
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kimi_eagle.manifest import document
 from kimi_eagle.manifest.check import validate
-from kimi_eagle.manifest.document import parse
+from kimi_eagle.manifest.document import parse, parse_leniently
 from kimi_eagle.manifest.overrides import apply
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, ManifestError
 
@@ -457,3 +458,54 @@ def test_reports_are_json_and_survive_pickling() -> None:
     }
     assert "found" not in report["problems"][1]
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+# Two readers, one reading
+
+_TOKENS = [
+    *(
+        "a",
+        "key",
+        "kind",
+        "é",
+        "😀",
+        "a b",
+        "a:b",
+        "http://x:1/",
+        "x.y",
+        "=",
+        "<<",
+        "~",
+        "..",
+        "-1",
+    ),
+    *("1", "1e-5", "0123", "0x1f", "no", "null", "true", ".5", ".inf", "''", "'x'", "'it''s'"),
+    *('"y"', '"a: b"', "'", '"', ": ", ":", "- ", "-", ", ", ",", "[", "]", "{", "}", " ", "#"),
+    *(" # c", "\n", "\n\n", "\n  ", "\n    ", "\n- ", "\n  - ", "a: 1\n", "b:\n  c: 2\n"),
+    *("k: [1, 2]\n", "k: {a: b}\n", "'q': 1\n", "- 1\n", "(", ")", "$", "^", ";", "/", "--", "_"),
+]
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+@given(st.lists(st.sampled_from(_TOKENS), min_size=1, max_size=14).map("".join))
+@settings(max_examples=2000, deadline=None)
+def test_what_libyaml_reads_is_read_the_same_without_it(text: str) -> None:
+    def reading() -> Any:
+        try:
+            found, refused = parse_leniently(text, FILE)
+        except ManifestError as error:
+            return error.problems
+        return json.dumps(found.data), found.values, found.keys, refused
+
+    by_libyaml = reading()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "__with_libyaml__", False)
+        assert reading() == by_libyaml
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+def test_plain_manifests_are_read_by_libyaml_and_those_with_more_are_not() -> None:
+    assert document._root_by_libyaml("a: 1\nb: [x, 'y']\n") is not None
+    for text in ("a: *x", "a: &x 1", "a: |\n  x", "a:\t1", "a: !!str 1", "a: 1\n---\nb: 2", "a: ["):
+        assert document._root_by_libyaml(text) is None
+    assert document._root_by_libyaml("[" * 5000 + "]" * 5000) is None, "too deep to recurse into"

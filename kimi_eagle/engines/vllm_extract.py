@@ -68,10 +68,10 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     probing = probe_rows(offsets)
     for first, last in [(0, probing), *_chunks(offsets, probing)]:
         sent = [ids[offsets[row] : offsets[row + 1]] for row in range(first, last)]
-        outputs = llm.generate(
+        outputs = _generate(
+            llm,
             [{"prompt_token_ids": row.tolist()} for row in sent],
             plain if first else ranked,
-            use_tqdm=False,
         )
         taken = []
         for row, output, tokens in zip(range(first, last), outputs, sent, strict=True):
@@ -97,6 +97,21 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
         events.progress(last, len(keys), "rows")
     writer.flush()
     return {"digests": writer.digests, "agreement": probe.agreement, "probed": probe.count}
+
+
+def _generate(llm: Any, prompts: list[dict[str, Any]], sampling: Any) -> Any:
+    """As `llm.generate`, with all prompts in the queue before the first is taken from it.
+
+    Otherwise the engine, which is a process of its own, begins as soon as it has one, and how many
+    have reached it by then decides what shares a batch, and so the last bits of the sums: the same
+    rows would come out another now and then.
+    """
+    if not hasattr(llm, "enqueue"):  # an older vLLM
+        return llm.generate(prompts, sampling, use_tqdm=False)
+    llm.sleep(level=0, mode="keep")
+    llm.enqueue(prompts, sampling, use_tqdm=False)
+    llm.wake_up(tags=["scheduling"])
+    return llm.wait_for_completion(use_tqdm=False)
 
 
 def _first_ranked(output: Any) -> list[int]:
