@@ -13,7 +13,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -36,33 +37,39 @@ class Usage:
     """Resident memory of the largest of them."""
 
 
-def measure(
-    command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> Usage:
+# A process begins with the peak memory of the one that started it, so a small one must.
+_LAUNCHER = """
+import json, os, subprocess, sys, time
+started = time.perf_counter()
+process = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=2)
+_, status, used = os.wait4(process.pid, 0)
+figures = [used.ru_utime + used.ru_stime, time.perf_counter() - started, used.ru_maxrss * 1024]
+with open(sys.argv[1], "w") as file:
+    json.dump([os.waitstatus_to_exitcode(status), *figures], file)
+"""
+
+
+def measure(command: Sequence[str], *, cwd: Path | None = None) -> Usage:
     """Run a command to its end.
 
     Raises:
         SystemExit: it failed; its output is shown.
     """
-    started = os.times().elapsed
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
-    if process.returncode != 0:
-        raise SystemExit(
-            f"{' '.join(command)} ended with {process.returncode}:\n{output.decode()[-4000:]}"
+    # Whoever installs a program has its bytecode.
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.NamedTemporaryFile("r") as told:
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", _LAUNCHER, told.name, *command],
+            cwd=cwd,
+            env=environment,
+            stderr=subprocess.PIPE,
+            check=True,
         )
-    return Usage(used.ru_utime + used.ru_stime, os.times().elapsed - started, used.ru_maxrss * 1024)
+        code, *figures = json.load(told)
+    if code != 0:
+        output = done.stderr.decode(errors="replace")[-4000:]
+        raise SystemExit(f"{' '.join(command)} ended with {code}:\n{output}")
+    return Usage(*figures)
 
 
 class Figures:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from cases import case_input
-from conftest import HEAD, Answer, Project, wait_for, worker_of, workers
+from conftest import HEAD, Answer, Project, halted_worker_of, wait_for, workers
 
 from kimi_eagle.artifacts.locks import Lock
 from kimi_eagle.commands.runs import since
@@ -57,15 +57,17 @@ def change(project: Project, run_id: str, **values: Any) -> None:
 
 
 @contextmanager
-def held_up(project: Project) -> Iterator[int]:
-    """A stage that is under way and does not get on; its worker's process id."""
-    pid = worker_of(project.root)
-    os.kill(pid, signal.SIGSTOP)
+def detach_held(project: Project) -> Iterator[str]:
+    """Submit without a terminal and hold its stage up before it can end; the id of the run."""
+    process = project.start("submit", str(project.manifest), "--detach")
+    worker = halted_worker_of(project.root)
     try:
-        yield pid
+        answer = said(process)
+        assert answer.code == 0, answer.err
+        yield answer.out.strip()
     finally:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(worker, signal.SIGCONT)
 
 
 def ended(project: Project, run_id: str) -> str:
@@ -93,8 +95,7 @@ def failed(head_project: Project) -> tuple[Project, str]:
 
 
 def test_a_detached_run_goes_on_alone_and_keeps_what_it_prints(head_project: Project) -> None:
-    run_id = detach(head_project)
-    with held_up(head_project):
+    with detach_held(head_project) as run_id:
         run = row(head_project, run_id)
         assert run["status"] == "running", "it was in the registry before its id was printed"
         assert os.getsid(run["pid"]) == run["pid"], "a session of its own"
@@ -140,8 +141,7 @@ def test_a_detached_submit_without_its_sources_begins_no_run(project: Project) -
 
 
 def test_logs_follow_a_stage_from_before_it_has_a_log_to_its_end(head_project: Project) -> None:
-    run_id = detach(head_project)
-    with held_up(head_project):
+    with detach_held(head_project) as run_id:
         log = head_project.root / run_id / "stages" / "head.log"
         log.unlink()
         process = head_project.start("logs", "latest", "head", "-f")
@@ -213,8 +213,7 @@ def test_attach_to_a_reused_run_names_the_run_that_made_it(made: Project) -> Non
 
 
 def test_attach_follows_a_run_to_its_end_and_ctrl_c_leaves_it_alone(head_project: Project) -> None:
-    run_id = detach(head_project)
-    with held_up(head_project):
+    with detach_held(head_project) as run_id:
         process = head_project.start("attach", run_id)
         assert process.stderr is not None
         assert process.stderr.readline().startswith(f"run {run_id}")
@@ -231,8 +230,7 @@ def test_attach_follows_a_run_to_its_end_and_ctrl_c_leaves_it_alone(head_project
 
 
 def test_attach_passes_progress_on_while_the_stage_runs(head_project: Project) -> None:
-    run_id = detach(head_project)
-    with held_up(head_project):
+    with detach_held(head_project) as run_id:
         (events,) = (head_project.root / ".staging").glob(f"{run_id}-head-*")
         with (events / "events.ndjson").open("a") as file:
             for done in (3, 4):
@@ -260,9 +258,8 @@ def test_attach_ends_with_the_code_that_submit_ended_with(failed: tuple[Project,
 
 
 def test_cancel_ends_a_run_and_waits_until_that_is_recorded(head_project: Project) -> None:
-    run_id = detach(head_project)
-    worker_of(head_project.root)
-    answer = head_project.cli("cancel", run_id[:6], "--json")
+    with detach_held(head_project) as run_id:
+        answer = head_project.cli("cancel", run_id[:6], "--json")
     assert answer.code == 0, answer.err
     assert answer.json == {"run_id": run_id, "status": "interrupted"}
     assert workers(head_project.root) == {}
@@ -274,8 +271,7 @@ def test_cancel_ends_a_run_and_waits_until_that_is_recorded(head_project: Projec
 
 
 def test_cancelling_twice_ends_a_stage_that_does_not_stop(head_project: Project) -> None:
-    run_id = detach(head_project)
-    with held_up(head_project):  # it cannot answer a request to end
+    with detach_held(head_project) as run_id:  # it cannot answer a request to end
         answer = head_project.cli("cancel", run_id, "--wait", "0")
         assert answer.code == 2
         assert "cancelling it again ends its stage at once" in answer.err
@@ -287,9 +283,8 @@ def test_cancelling_twice_ends_a_stage_that_does_not_stop(head_project: Project)
 def test_a_run_whose_coordinator_died_is_lost_until_somebody_records_it(
     head_project: Project,
 ) -> None:
-    run_id = detach(head_project)
-    worker_of(head_project.root)
-    os.kill(row(head_project, run_id)["pid"], signal.SIGKILL)
+    with detach_held(head_project) as run_id:
+        os.kill(row(head_project, run_id)["pid"], signal.SIGKILL)
     (shown,) = wait_for(
         lambda: head_project.cli("runs", "--status", "lost", "--json").json["runs"], "the loss"
     )

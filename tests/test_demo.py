@@ -173,6 +173,23 @@ def test_training_again_gives_the_same_bytes(
         assert again[name]["outputs"] == first[name]["outputs"], name
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_demos_checkpoint_comes_out_the_same_from_its_record_alone(
+    store: Path, demo: dict[str, Any], tmp_path: Path, number: int
+) -> None:
+    """Bitwise, in a fresh root that is given the exported record and the sources, each time."""
+    (checkpoint,) = demo["draft"]["outputs"].values()
+    command = [sys.executable, "-m", "kimi_eagle", "--root", str(store), "record", checkpoint]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    record = tmp_path / "record.json"
+    record.write_text(done.stdout, "utf-8")
+    arguments = ("--record", str(record), "--sources", str(MANIFESTS))
+    found = kimi_eagle(tmp_path / "root", "reproduce", checkpoint, *arguments)
+    assert found["status"] == "identical", found
+    assert {stage["status"] for stage in found["stages"]} == {"identical"}
+    assert len(found["stages"]) == 5
+
+
 def test_lineage_goes_down_to_the_files(store: Path, demo: dict[str, Any]) -> None:
     checkpoint = demo["draft"]["outputs"]["checkpoint"]
     found = kimi_eagle(store, "lineage", checkpoint, "--up")

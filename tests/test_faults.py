@@ -239,13 +239,12 @@ class Strikes:
         process = start(self.project, root)
         struck = KILLS[kind](process, moment)
         _, err = process.communicate()
-        if kind == "worker" and process.returncode == 0:
-            struck = False  # it had done its work: a process that waits to be reaped can be struck
         wrong = []
-        if kind == "worker" and struck:
-            if process.returncode != 1 or "was ended by signal 9" not in err:
-                wrong.append(f"the run ended with {process.returncode}: {err}")
-        elif struck and process.returncode != -signal.SIGKILL:
+        if process.returncode == 0:
+            struck = False  # it had done its work: what waits to be reaped can be struck still
+        elif kind == "worker" and not (process.returncode == 1 and "was ended by signal 9" in err):
+            wrong.append(f"the run ended with {process.returncode}: {err}")
+        elif kind != "worker" and process.returncode != -signal.SIGKILL:
             wrong.append(f"the run ended with {process.returncode}: {err}")
         wait_for(lambda: not holders(root), "the end of every process of the run", 20)
         wrong += half_made(root)

@@ -7,6 +7,7 @@ only touched is read once more, found equal, and remembered under its new times.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,9 +30,9 @@ class Memory(Protocol):
     def put_file_stats(self, stats: Mapping[str, tuple[Stat, str]]) -> None: ...
 
 
-def stat_of(path: Path) -> Stat:
+def stat_of(path: Path | str) -> Stat:
     """(device, inode, size, mtime_ns, ctime_ns). Raises: OSError."""
-    found = path.stat()
+    found = os.stat(path)  # noqa: PTH116 - thousands of looks, and no Path made for each
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -74,6 +75,15 @@ class Digests:
                 return digest, stat[2]
             looked, stat = looked_again, again
         raise OSError(f"{path} changes while it is read")
+
+    def stands(self, path: str, digest: str) -> bool:
+        """Whether the file at an absolute path is known to hold this, and has not changed since:
+        nothing is read."""
+        known = self._lookup(path)
+        try:
+            return known is not None and known == (stat_of(path), digest)
+        except OSError:
+            return False
 
     def remember(self, path: Path, digest: str) -> None:
         """Keep a digest that the caller knows for a file that nothing changes any more."""

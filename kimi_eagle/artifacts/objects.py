@@ -99,6 +99,11 @@ class Objects:
     def trouble(self, record: ArtifactRecord) -> str | None:
         """Why an artifact cannot be used as it is on disk; None when it can."""
         folder = self.path(record.digest)
+        if record.files and all(
+            self._digests.stands(f"{folder}/{relative}", digest)
+            for relative, (digest, _) in record.files.items()
+        ):
+            return None
         if not folder.is_dir():
             return f"{record.kind} {record.digest[:12]} is not in the store"
         for relative, (digest, _) in record.files.items():
