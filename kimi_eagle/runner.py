@@ -114,7 +114,10 @@ class Runner:
                 raise
             self.end(run_id, outcome.status)
             ended = json.dumps(outcome_document(outcome), ensure_ascii=False)
-            write_text(folder / "outcome.json", ended + "\n")
+            try:
+                write_text(folder / "outcome.json", ended + "\n")
+            except OSError as error:  # the registry has it all
+                self._reporter.note(str(error))
         return outcome
 
     def end(self, run_id: str, status: str) -> None:
