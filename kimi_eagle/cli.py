@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What a command reads lives until it ends: to search it for cycles again and again takes a
     # tenth of its time and finds none.
     gc.set_threshold(100_000)
+    # Pydantic would ask every package that is installed for plugins: none has a say in a manifest.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     parser = build_parser()
     options = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command

@@ -299,6 +299,15 @@ def _renumber(items: Sequence[dict[str, Any]], name: str, reuses: Sequence[dict[
         item[name] = number
 
 
+# As `Ledger.reuse_executions` leaves them.
+_KEPT_WHERE_IT_WAS_MADE: dict[str, Any] = {
+    "document": None,
+    "metrics": {},
+    "resources": {},
+    "environment": {},
+}
+
+
 def _reused(found: Records) -> Iterator[dict[str, Any]]:
     """What runs took from earlier executions, with all that is as of those."""
     by_id = {item["id"]: item for item in found.executions}
@@ -325,7 +334,7 @@ def _reused(found: Records) -> Iterator[dict[str, Any]]:
             "disposition": "reused",
             "reused_from": made["id"],
             "attempt": None,
-            "resources": {},
+            **_KEPT_WHERE_IT_WAS_MADE,
             "error": None,
             "seconds": item["seconds"],
             "started_at": item["started_at"],

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from kimi_eagle.manifest.described import describe, subclasses
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
 from kimi_eagle.stages.catalog import KINDS, AnyStage
 from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, Reference, references
@@ -162,6 +163,7 @@ def resolved(manifest: Manifest) -> dict[str, Any]:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a manifest, for editors."""
     schema = Manifest.model_json_schema()
+    describe(schema, *subclasses(Model))
     # Pydantic leaves names that do not match the pattern free to be anything.
     schema["properties"]["stages"]["additionalProperties"] = False
     return {

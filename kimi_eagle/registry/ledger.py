@@ -180,11 +180,22 @@ class Ledger:
             numbered = list(enumerate(reused, last + 1))
             moment = now()
             connection.executemany(
-                "insert into executions (id, run_id, stage, kind, key, document, disposition, "
-                "reused_from, metrics, resources, environment, seconds, started_at, ended_at) "
-                "select ?, ?, ?, kind, key, document, 'reused', id, metrics, '{}', environment, "
-                "0.0, ?, ? from executions where id = ?",
-                [(id_, run_id, item.stage, moment, moment, item.made.id) for id_, item in numbered],
+                "insert into executions (id, run_id, stage, kind, key, disposition, reused_from, "
+                "metrics, resources, environment, seconds, started_at, ended_at) "
+                "values (?, ?, ?, ?, ?, 'reused', ?, '{}', '{}', '{}', 0.0, ?, ?)",
+                [
+                    (
+                        id_,
+                        run_id,
+                        item.stage,
+                        item.made.kind,
+                        item.made.key,
+                        item.made.id,
+                        moment,
+                        moment,
+                    )
+                    for id_, item in numbered
+                ],
             )
             _put_inputs(connection, ((id_, item.inputs) for id_, item in numbered))
             _put_outputs(connection, ((id_, item.made.outputs) for id_, item in numbered))
@@ -369,9 +380,19 @@ def _artifact(row: sqlite3.Row) -> ArtifactRecord:
     )
 
 
-# The columns of an execution, its outputs among them.
+def _as_made(column: str) -> str:
+    return (
+        f"case when reused_from is null then {column} else (select made.{column} "  # noqa: S608
+        f"from executions made where made.id = executions.reused_from) end as {column}"
+    )
+
+
+# The columns of an execution, its outputs among them. What is as of the execution that was reused
+# is kept there alone: else a run of a thousand unchanged stages would write megabytes.
 EXECUTION = (
-    "*, (select json_group_object(role, digest) from execution_outputs "
+    "id, run_id, stage, kind, key, disposition, reused_from, resources, error, seconds, "  # noqa: S608
+    f"started_at, ended_at, {_as_made('document')}, {_as_made('metrics')}, "
+    f"{_as_made('environment')}, (select json_group_object(role, digest) from execution_outputs "
     "where execution = executions.id) as outputs"
 )
 

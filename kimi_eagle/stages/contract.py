@@ -20,11 +20,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Model(BaseModel):
-    """A part of a manifest: frozen, strict, and closed to unknown keys."""
+    """A part of a manifest: frozen, strict, and closed to unknown keys.
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
+    Docstrings below fields describe them in the JSON Schema (see `manifest.described`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class StageParams(Model):
