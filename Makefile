@@ -63,7 +63,7 @@ smollm2: $(SMOLLM2)
 	cp $(MATERIAL)/eval/mt_bench/question.jsonl data/smollm2/mt_bench.jsonl
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2-cpu.yaml
 
-# What the package ships of the demo, made again from its seed (about 12 minutes on one core).
+# What the package ships of the demo, made again from its seed (about 25 minutes on one core).
 demo-verifier: install
 	$(BIN)/python -m kimi_eagle.demo.build kimi_eagle/demo
 
