@@ -78,7 +78,21 @@ def test_a_file_that_changed_just_now_is_not_remembered(tmp_path: Path) -> None:
     memory, path = Memory(), tmp_path / "a"
     path.write_bytes(b"one")
     assert look(memory, path) == digest_bytes(b"one")
-    assert memory.rows == {}
+    assert memory.rows[str(path)][0] != stat_of(path)
+
+
+def test_what_was_known_of_a_file_does_not_outlive_a_look_that_found_otherwise(
+    tmp_path: Path,
+) -> None:
+    """Rot under an unchanged stat, found while the file is too young to be remembered."""
+    memory, path = Memory(), tmp_path / "a"
+    path.write_bytes(b"two")
+    memory.rows[str(path)] = (stat_of(path), digest_bytes(b"one"))
+    digests = Digests(memory)
+    assert digests.of(path)[0] == digest_bytes(b"one")
+    assert digests.afresh(path)[0] == digest_bytes(b"two")
+    digests.flush()
+    assert look(memory, path) == digest_bytes(b"two")
 
 
 def test_nor_is_one_whose_reading_took_longer_than_the_clock_tick(
@@ -95,7 +109,7 @@ def test_nor_is_one_whose_reading_took_longer_than_the_clock_tick(
     memory, path = Memory(), tmp_path / "a"
     path.write_bytes(b"one")
     look(memory, path)
-    assert memory.rows == {}
+    assert memory.rows[str(path)][0] != stat_of(path)
 
 
 def test_a_file_replaced_by_an_equally_old_one_is_read_again(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ _COARSE_NS = 2_100_000_000
 
 Stat = tuple[int, int, int, int, int]
 
+# No file looks like this: what is kept under it is never taken for known.
+_NEVER: Stat = (-1, -1, -1, -1, -1)
+
 
 class Memory(Protocol):
     """Where digests are remembered between runs."""
@@ -92,11 +95,11 @@ class Digests:
 
     def _remember(self, name: str, digest: str, stat: Stat, looked: int) -> None:
         """Keep a digest, unless a change after `looked`, before the file was read, could have
-        left its times as they are in `stat`."""
+        left its times as they are in `stat`; what was known before is forgotten even then."""
         age = looked - max(stat[3], stat[4])
         coarse = stat[3] % 1_000_000_000 == 0 and stat[4] % 1_000_000_000 == 0
-        if age > (_COARSE_NS if coarse else _TICK_NS):
-            self._fresh[name] = (stat, digest)
+        stands = age > (_COARSE_NS if coarse else _TICK_NS)
+        self._fresh[name] = (stat if stands else _NEVER, digest)
 
     def flush(self) -> None:
         """Hand what was learnt to the memory."""
