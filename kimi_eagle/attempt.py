@@ -7,7 +7,6 @@ that started it publishes what it made, so an orphan cannot.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import time
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.digests import Digests
-from kimi_eagle.artifacts.files import sync_folder, write_json
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.books import Books
-from kimi_eagle.clock import now
 from kimi_eagle.executors.local import LocalExecutor, LocalJob
+from kimi_eagle.harvest import StateStore, take_left, take_shard
 from kimi_eagle.job import (
     EVENTS,
     NO_SPACE,
@@ -39,12 +37,11 @@ from kimi_eagle.outcome import Reporter, StageOutcome
 from kimi_eagle.pins import Pinned, member_records
 from kimi_eagle.plan import StagePlan
 from kimi_eagle.provenance import environment
-from kimi_eagle.records import ArtifactRecord, ShardRecord
+from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.registry.schema import FILE
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import StageParams
-from kimi_eagle.states.layout import shard_path
 
 USAGE = "usage.json"
 _POLL_SECONDS = 0.05
@@ -73,14 +70,6 @@ class StageInputs:
             for item in items
             for member in member_records(item)
         ]
-
-
-@dataclass(frozen=True)
-class StateStore:
-    """Where hidden states are kept: shards under `root`, found through `registry`."""
-
-    root: Path
-    registry: Ledger
 
 
 def with_records(
@@ -227,6 +216,8 @@ class Attempts:
             return self._follow(stage, running, Path(job.folder))
         finally:
             running.cancel()
+            with suppress(OSError):  # a full disk, most likely: the stage says so itself
+                take_left(self._states, self._digests, Path(job.folder) / SHARDS)
 
     def _publish(
         self, stage: StagePlan, folder: Path, production: dict[str, Any], recorded: ExitStack
@@ -270,33 +261,12 @@ class Attempts:
             code = running.poll()
             for event in events.new():
                 if event["event"] == "shard":
-                    self._take_shard(folder / SHARDS / event["name"])
+                    take_shard(self._states, self._digests, folder / SHARDS / event["name"])
                 else:
                     self._reporter.stage_event(stage, event)
             if code is not None:
                 return code
             time.sleep(_POLL_SECONDS)
-
-    def _take_shard(self, staged: Path) -> None:
-        """Publish a shard that a worker finished: rename first, then make its rows findable."""
-        digest, size = self._digests.of(staged)
-        listed = json.loads(staged.with_suffix(".json").read_text("utf-8"))
-        target = shard_path(self._states.root, digest)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged.chmod(0o444)
-        with staged.open("rb") as file:
-            os.fsync(file.fileno())
-        created_at = now()
-        if digest not in dict(self._states.registry.shards()):
-            origin = {"run": staged.parent.parent.name.split("-")[0], "created_at": created_at}
-            write_json(target.with_suffix(".json"), {**listed, **origin})
-        staged.rename(target)
-        sync_folder(target.parent)
-        self._states.registry.add_shard(
-            ShardRecord(digest, size, tuple((r[0], r[1], r[2], r[3]) for r in listed["rows"])),
-            created_at,
-        )
-        self._digests.remember(target, digest)
 
 
 def _used(folder: Path) -> dict[str, Any]:

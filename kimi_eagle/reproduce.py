@@ -25,9 +25,10 @@ from kimi_eagle import comparison
 from kimi_eagle.artifacts.files import sync_folder, write_json
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING
-from kimi_eagle.attempt import Attempts, StageInputs, StateStore, with_records
+from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.comparison import Difference
 from kimi_eagle.environments import changes, dirty
+from kimi_eagle.harvest import StateStore
 from kimi_eagle.identity import short, stage_key
 from kimi_eagle.manifest.check import validate
 from kimi_eagle.manifest.document import Document, Location

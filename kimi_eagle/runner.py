@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,9 @@ from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.books import Books
+from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
+from kimi_eagle.job import SHARDS
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
@@ -272,12 +274,15 @@ class Runner:
                 self.registry.abandon_running(run_id, "interrupted")
                 self.registry.end_run(run_id, "interrupted")
                 self.books.close(run_id)
+        states = StateStore(self.root, self.registry)
         # What holds the gate alone works in the staging folder too, and is no run.
         with gate(self.root, shared=True):
             staging = self.root / STAGING
             for folder in staging.iterdir() if staging.is_dir() else ():
                 run_id = folder.name.split("-")[0]
                 if not held(self.root / run_id / ALIVE):
+                    with suppress(OSError):
+                        take_left(states, self.digests, folder / SHARDS)
                     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from kimi_eagle.engines.launch import main
 from kimi_eagle.engines.probe import Probe, probe_rows
+from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter, StageFailed
 from kimi_eagle.states.checks import BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
@@ -21,10 +22,8 @@ from kimi_eagle.states.shards import ShardWriter
 def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    todo = np.load(job["rows"])
-    keys = [bytes(key).decode() for key in todo["keys"]]
-    offsets, ids = todo["offsets"], todo["token_ids"]
-    contract = LayerContract(**{**job["contract"], "layers": tuple(job["contract"]["layers"])})
+    todo = Todo(job["rows"])
+    contract = LayerContract.of(job["contract"])
     events = EventWriter(Path(job["events"]))
     writer = ShardWriter(
         Path(job["shards"]),
@@ -44,10 +43,11 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
         lambda _module, inputs: before_norm.__setitem__("last", inputs[0].detach())
     )
     last_layer = len(language.layers)
-    probing = probe_rows(offsets)
+    probing = probe_rows(todo.offsets)
     held: list[tuple[str, Any, Any]] = []
-    for row, key in enumerate(keys):
-        tokens = torch.from_numpy(ids[offsets[row] : offsets[row + 1]].astype(np.int64))
+    done = 0
+    for row, key in enumerate(todo.keys):
+        tokens = torch.from_numpy(todo.ids(row).astype(np.int64))
         with torch.inference_mode():
             output = model(
                 input_ids=tokens[None].to(device), output_hidden_states=True, use_cache=False
@@ -73,7 +73,8 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
             probe.require(job["min_agreement"])
             for item in held:
                 writer.add(*item)
-        events.progress(row + 1, len(keys), "rows")
+        done += len(tokens)
+        events.progress(done, todo.all_tokens, "tokens")
     writer.flush()
     return {"digests": writer.digests, "agreement": probe.agreement, "probed": probe.count}
 

@@ -20,6 +20,9 @@ class VllmEngine(Model):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), OUTSIDE_KEY] = 0.9
     cpu_kv_cache_gib: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
     """KV cache of the CPU build, in GiB."""
+    buffer_mib: Annotated[int, Field(ge=16), OUTSIDE_KEY] = 1024
+    """Memory between the engine and the writer of hidden states, in MiB; it must hold the longest
+    row. When it is full the engine waits for the disk."""
     enforce_eager: Annotated[bool, OUTSIDE_KEY] = True
     """Start without compiling: faster to start, slower to run."""
 

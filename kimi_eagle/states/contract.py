@@ -7,6 +7,7 @@ the last decoder layer *before* the final norm.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +32,11 @@ class LayerContract:
     def document(self) -> dict[str, Any]:
         """The contract as it enters row keys and shard metadata."""
         return {**asdict(self), "layers": list(self.layers)}
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> LayerContract:
+        """The contract that a document says."""
+        return LayerContract(**{**document, "layers": tuple(document["layers"])})
 
     @property
     def bytes_per_token(self) -> int:

@@ -1,14 +1,7 @@
-"""Write and read shards of hidden states. Imports torch and safetensors.
-
-A shard is a safetensors file that anybody can read: `hidden_states` [tokens, layers, hidden],
-`token_ids` int32 [tokens], `offsets` int64 [rows + 1]; its metadata holds the layer contract.
-The `.json` beside it lists the rows, from which the index can be made again.
-"""
+"""Write and read shards of hidden states (`states.shard_file`). Imports torch and safetensors."""
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +10,11 @@ from typing import Any
 import torch
 from blake3 import blake3
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.index import Place
 from kimi_eagle.states.layout import shard_path
+from kimi_eagle.states.shard_file import OpenShard
 
 
 def content_digest(states: Any) -> str:
@@ -31,7 +23,7 @@ def content_digest(states: Any) -> str:
 
 
 class ShardWriter:
-    """Collects rows and writes a shard whenever there are enough of them."""
+    """Writes rows into shards, one after another."""
 
     def __init__(
         self, folder: Path, contract: LayerContract, limit: int, announce: Callable[[str], None]
@@ -41,44 +33,26 @@ class ShardWriter:
         self._contract = contract
         self._limit = limit
         self._announce = announce
-        self._rows: list[tuple[str, Any, Any]] = []
-        self._bytes = 0
+        self._open: OpenShard | None = None
         self.digests: dict[str, str] = {}
 
     def add(self, key: str, states: Any, token_ids: Any) -> None:
         """Take one row: states [tokens, layers, hidden] bf16, ids int [tokens]."""
-        self._rows.append((key, states.contiguous(), token_ids.to(torch.int32)))
-        self._bytes += states.numel() * states.element_size()
-        if self._bytes >= self._limit:
+        if self._open is None:
+            self._open = OpenShard(self._folder, self._contract)
+        data = states.contiguous().view(torch.uint8).numpy().data
+        self.digests[key] = blake3(data).hexdigest()
+        ids = token_ids.to(torch.int32).numpy().tobytes()
+        start = self._open.place(key, len(states), self.digests[key], ids)
+        self._open.fill(start, data.cast("B"))
+        if self._open.size >= self._limit:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been collected as a shard of its own."""
-        if not self._rows:
-            return
-        name = f"{secrets.token_hex(8)}.safetensors"
-        offsets = [0]
-        listed = []
-        for key, states, _ in self._rows:
-            digest = content_digest(states)
-            self.digests[key] = digest
-            listed.append([key, offsets[-1], len(states), digest])
-            offsets.append(offsets[-1] + len(states))
-        path = self._folder / name
-        save_file(
-            {
-                "hidden_states": torch.cat([states for _, states, _ in self._rows]),
-                "token_ids": torch.cat([ids for _, _, ids in self._rows]),
-                "offsets": torch.tensor(offsets, dtype=torch.int64),
-            },
-            path,
-            metadata={"contract": json.dumps(self._contract.document(), sort_keys=True)},
-        )
-        write_json(
-            path.with_suffix(".json"), {"contract": self._contract.document(), "rows": listed}
-        )
-        self._rows, self._bytes = [], 0
-        self._announce(name)
+        """Close what is open as a shard of its own."""
+        if self._open is not None:
+            self._announce(self._open.close())
+            self._open = None
 
 
 class ShardReader:

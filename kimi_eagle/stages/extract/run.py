@@ -9,6 +9,7 @@ import numpy as np
 
 from kimi_eagle.artifacts.files import write_json, write_text
 from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
+from kimi_eagle.engines.todo import Todo
 from kimi_eagle.identity import row_key
 from kimi_eagle.job import EVENTS, StageFailed
 from kimi_eagle.rows.table import Rows, load_rows
@@ -66,25 +67,18 @@ def _extract(
 ) -> dict[str, Any]:
     params, verifier = context.params, context.verifier
     folder = context.scratch("engine")
-    order = list(missing.values())
-    lengths = [len(rows.ids(row)) for row in order]
-    np.savez(
-        folder / "rows.npz",
-        keys=np.array([key.encode() for key in missing]),
-        token_ids=np.concatenate([rows.ids(row) for row in order]),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-    )
+    todo = folder / "rows.npz"
+    Todo.write(todo, {key: rows.ids(row) for key, row in missing.items()})
     engine = params.engine.model_dump(mode="json")
     job = {
         "model": str(verifier.path),
-        "rows": str(folder / "rows.npz"),
+        "rows": str(todo),
         "contract": contract.document(),
         "shards": str(context.shards),
         "shard_bytes": params.shard_bytes,
-        "scratch": str(folder / "files"),
         "events": str(Path(context.job.folder) / EVENTS),
         # One more than the longest row: the engine also wants room for the token it generates.
-        "max_model_len": max(lengths) + 2,
+        "max_model_len": max(len(rows.ids(row)) for row in missing.values()) + 2,
         "multimodal": verifier.facts.model_type == "kimi_k25",
         "cpu": not has_gpu(),
         "engine": engine,

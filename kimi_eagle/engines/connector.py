@@ -1,0 +1,247 @@
+"""vLLM's side of extraction: a KV connector that hands the states of whole batches to a writer.
+
+    --kv-transfer-config '{"kv_connector": "StatesConnector",
+        "kv_connector_module_path": "kimi_eagle.engines.connector", "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"spool": "/where/the/client/looks"}}'
+
+vLLM's `extract_hidden_states` keeps the states of a request in blocks of a cache of its own. When
+requests have ended, their states are gathered in one go, copied into a ring of memory that is
+shared with a writer process (`engines.states_writer`), and their blocks are given back. On a GPU
+nothing here waits for it: the copy runs on a stream of its own, from and to pinned memory. When
+the ring is full, blocks are kept until the writer has caught up: a slow disk slows the engine, and
+memory stays bounded.
+
+A request asks for its states with `kv_transfer_params: {"states": {"key": …, "folder": …}}`; one
+that does not ask is served as ever. It builds on vLLM's example connector for what differs from
+version to version of vLLM: where the cache is and how it is laid out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as example
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+from kimi_eagle.engines.ring import Ring, aligned
+from kimi_eagle.engines.writer_process import WriterProcess
+from kimi_eagle.states.contract import LayerContract
+
+RING_BYTES = 1 << 30
+
+
+@dataclass
+class Save:
+    """A request that has ended, whose states are in the cache still."""
+
+    request: str
+    key: str
+    folder: str
+    token_ids: Any
+    """int32 [tokens]."""
+    blocks: Any
+    """int64 [blocks] of the cache."""
+
+
+@dataclass
+class Saves(KVConnectorMetadata):  # type: ignore[misc]
+    """From the scheduler to the workers."""
+
+    saves: list[Save] = field(default_factory=list)
+
+
+@dataclass
+class _Group:
+    """Saves that are copied together."""
+
+    saves: list[Save]
+    states_at: int
+    ids_at: int
+    held: tuple[Any, ...] = ()
+    """What must live until the copy is done."""
+    event: Any = None
+
+
+class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[misc]
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any):
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        extra = self._kv_transfer_config.get_from_extra_config
+        self._spool = extra("spool", None)
+        if self._spool is None:
+            raise ValueError("StatesConnector: kv_connector_extra_config lacks `spool`, a folder")
+        self._shard_bytes = int(extra("shard_bytes", 512 << 20))
+        self._ring_bytes = int(extra("ring_bytes", RING_BYTES))
+        self._threads = int(extra("threads", 0))
+        spec = vllm_config.speculative_config.draft_model_config.hf_config
+        self._contract = LayerContract(
+            layers=tuple(spec.eagle_aux_hidden_state_layer_ids),
+            hidden_size=vllm_config.model_config.get_hidden_size(),
+            dtype="bfloat16",
+            numerics="vllm",
+        )
+        self._ended: list[Save] = []  # the scheduler's
+        self._waiting: deque[Save] = deque()  # the rest is the worker's
+        self._copying: deque[_Group] = deque()
+        self._sent: deque[int] = deque()  # rows of each region that the writer has not let go of
+        self._writer: WriterProcess | None = None
+        self._ring = Ring(self._ring_bytes)
+
+    # Of the scheduler
+
+    def get_finished_count(self) -> int:
+        """One notice a request: rank 0 alone copies."""
+        return 1
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        found = Saves(self._ended)
+        self._ended = []
+        return found
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        asked = (request.kv_transfer_params or {}).get("states")
+        ids = request.prompt_token_ids
+        if not asked or not ids or request.num_computed_tokens < len(ids):
+            return False, None  # nobody asked, or it was aborted before its end
+        save = Save(
+            request.request_id,
+            str(asked["key"]),
+            str(asked.get("folder", "")),
+            np.array(ids, dtype=np.int32),
+            np.array(block_ids, dtype=np.int64),
+        )
+        self._ended.append(save)
+        return True, {"states": asked}
+
+    # Of the workers
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for: states are copied after their request has ended."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        if not self._is_tp_rank_zero:
+            return
+        cuda = self._kv_cache.device.type == "cuda"
+        self._writer = WriterProcess(
+            self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._threads
+        )
+        self._memory = torch.frombuffer(self._writer.memory, dtype=torch.uint8)
+        if cuda:
+            address, size = self._memory.data_ptr(), self._memory.numel()
+            code = torch.cuda.cudart().cudaHostRegister(address, size, 0)
+            if int(code) != 0:
+                raise RuntimeError(f"the ring cannot be pinned: cudaHostRegister gave {code}")
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, None]:
+        if self._writer is None:
+            return None, None
+        if self.has_connector_metadata():
+            metadata = self._get_connector_metadata()
+            if isinstance(metadata, Saves):
+                self._waiting.extend(metadata.saves)
+        for _ in range(self._writer.done()):
+            self._sent[0] -= 1
+            if self._sent[0] == 0:
+                self._sent.popleft()
+                self._ring.give_back()
+        while (group := self._next_group()) is not None:
+            self._copy(group)
+        done: set[str] = set()
+        while self._copying and self._copied(self._copying[0]):
+            group = self._copying.popleft()
+            self._hand_over(group)
+            done.update(save.request for save in group.saves)
+        return done or None, None
+
+    def shutdown(self) -> None:
+        if self._writer is not None:
+            self._writer.end()
+
+    def _next_group(self) -> _Group | None:
+        """As many of the waiting as the ring has room for."""
+        room, saves, tokens = self._ring.room(), [], 0
+        while self._waiting:
+            more = tokens + len(self._waiting[0].token_ids)
+            if self._size(more) > room:
+                break
+            saves.append(self._waiting.popleft())
+            tokens = more
+        if not saves:
+            if self._waiting and self._size(len(self._waiting[0].token_ids)) > self._ring.size:
+                raise RuntimeError(
+                    f"a row of {len(self._waiting[0].token_ids)} tokens does not fit into the "
+                    f"ring of {self._ring.size} bytes: raise `ring_bytes` (engine.buffer_mib)"
+                )
+            return None
+        start = self._ring.take(self._size(tokens))
+        assert start is not None, "there was room"
+        self._sent.append(len(saves))
+        slots_at = start
+        states_at = slots_at + aligned(8 * tokens)
+        ids_at = states_at + aligned(self._contract.bytes_per_token * tokens)
+        slots = self._view(slots_at, 8 * tokens).view(torch.int64)
+        ids = self._view(ids_at, 4 * tokens).view(torch.int32)
+        at = 0
+        within: Any = np.arange(self._block_size, dtype=np.int64)
+        for save in saves:
+            count = len(save.token_ids)
+            every = (save.blocks[:, None] * self._block_size + within).reshape(-1)[:count]
+            slots[at : at + count] = torch.from_numpy(every)
+            ids[at : at + count] = torch.from_numpy(save.token_ids)
+            at += count
+        return _Group(saves, states_at, ids_at, (slots,))
+
+    def _copy(self, group: _Group) -> None:
+        """Gather the states of a group and copy them into the ring."""
+        (slots,) = group.held
+        tokens = slots.shape[0]
+        target = self._view(group.states_at, self._contract.bytes_per_token * tokens)
+        target = target.view(torch.bfloat16).view(
+            tokens, len(self._contract.layers), self._contract.hidden_size
+        )
+        if self._kv_cache.device.type != "cuda":
+            target.copy_(example.extract_from_kv_cache(self._kv_cache, slots, tokens))
+        else:
+            ready = torch.cuda.Event()
+            ready.record()
+            stream = self._get_copy_stream()
+            with torch.cuda.stream(stream):
+                # Before the wait: what comes from pinned memory need not wait for the forward.
+                there = slots.to(self._kv_cache.device, non_blocking=True)
+                stream.wait_event(ready)
+                states = example.extract_from_kv_cache(self._kv_cache, there, tokens)
+                target.copy_(states, non_blocking=True)
+                group.event = torch.cuda.Event()
+                group.event.record(stream)
+            group.held = (there, states)
+        self._copying.append(group)
+
+    @staticmethod
+    def _copied(group: _Group) -> bool:
+        return group.event is None or bool(group.event.query())
+
+    def _hand_over(self, group: _Group) -> None:
+        assert self._writer is not None
+        states_at, ids_at = group.states_at, group.ids_at
+        for save in group.saves:
+            count = len(save.token_ids)
+            self._writer.hand_over(save.key, save.folder, count, states_at, ids_at)
+            states_at += self._contract.bytes_per_token * count
+            ids_at += 4 * count
+
+    def _size(self, tokens: int) -> int:
+        """Bytes of the ring for so many tokens: slots, states, ids."""
+        return (
+            aligned(8 * tokens)
+            + aligned(self._contract.bytes_per_token * tokens)
+            + aligned(4 * tokens)
+        )
+
+    def _view(self, at: int, size: int) -> Any:
+        return self._memory[at : at + size]

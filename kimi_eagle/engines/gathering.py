@@ -1,0 +1,180 @@
+"""What an extraction that waits for a writer of shards has got so far. Imports torch.
+
+Rows arrive through the spool (`states.spool`), in no order that matters. The first rows prove the
+layer convention (`engines.probe`); no shard is announced before they have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kimi_eagle.engines.probe import Probe, probe_rows
+from kimi_eagle.engines.todo import Todo
+from kimi_eagle.job import EventWriter, StageFailed
+from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.shard_file import Listed, read_row
+from kimi_eagle.states.spool import Spool
+
+# Without a row for this long while rows are awaited, something has gone wrong.
+PATIENCE_SECONDS = 120.0
+# Progress is told no more often than this.
+_TELL_SECONDS = 0.5
+
+
+class Gathering:
+    def __init__(
+        self,
+        todo: Todo,
+        contract: LayerContract,
+        spool: Spool,
+        events: EventWriter,
+        probe: Probe,
+        probing: int,
+        min_agreement: float,
+    ):
+        """Args: `probing`: how many of the first rows prove the convention."""
+        self.todo, self.probing = todo, probing
+        self._contract = contract
+        self._spool = spool
+        self._events = events
+        self._probe = probe
+        self._to_probe: dict[str, Sequence[int] | None] = dict.fromkeys(todo.keys[:probing])
+        self._places: dict[str, tuple[str, Listed]] = {}
+        self._min_agreement = min_agreement
+        self._proved = False
+        self._closed: list[str] = []
+        self._announced: set[str] = set()
+        self._tokens = 0
+        self._told = 0.0
+        self._started = self._last = time.monotonic()
+        self.digests: dict[str, str] = {}
+
+    def document(self) -> dict[str, Any]:
+        """What the stage is told: content digest by key, and how the proof came out."""
+        return {
+            "digests": self.digests,
+            "agreement": self._probe.agreement,
+            "probed": self._probe.count,
+        }
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row has come."""
+        return len(self.digests) == len(self.todo)
+
+    def ranked(self, row: int, tokens: Sequence[int]) -> None:
+        """What the engine ranks first after each position of one of the first rows."""
+        self._to_probe[self.todo.keys[row]] = tokens
+
+    def look(self) -> None:
+        """Take in what has been written since.
+
+        Raises:
+            StageFailed: a row must not be stored, the writer failed, or the convention is wrong.
+        """
+        for line in self._spool.new():
+            if "row" in line:
+                self._take(line)
+            elif "closed" in line:
+                self._closed.append(line["closed"])
+            elif "refused" in line:
+                raise StageFailed(f"row {line['refused'][:12]}: {line['reason']}")
+            elif "failed" in line:
+                raise StageFailed(f"hidden states cannot be written: {line['failed']}")
+            elif "contract" in line:
+                self._compare(line["contract"])
+        if not self._proved:
+            self._prove()
+        if self._proved:
+            for name in self._closed:
+                self._events.emit("shard", name=name)
+            self._announced.update(self._closed)
+            self._closed = []
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS or self.whole:
+            self._told = now
+            rate = self._tokens / max(now - self._started, 1e-9)
+            values = {"tokens/s": round(rate, 1)} if self._tokens else {}
+            self._events.progress(self._tokens, self.todo.all_tokens, "tokens", **values)
+
+    def wait(self) -> None:
+        """Until every row has come and every shard is closed.
+
+        Raises: StageFailed: also when nothing comes any more.
+        """
+        while not self.whole:
+            self.look()
+            if time.monotonic() - self._last > PATIENCE_SECONDS:
+                missing = next(key for key in self.todo.keys if key not in self.digests)
+                raise StageFailed(
+                    f"{len(self.todo) - len(self.digests)} of {len(self.todo)} rows were never "
+                    f"written, among them {missing[:12]}; see the log of the stage"
+                )
+            time.sleep(0.01)
+        self._spool.ask_to_close()
+        until = time.monotonic() + PATIENCE_SECONDS
+        while {name for name, _ in self._places.values()} - self._announced:
+            if time.monotonic() > until:
+                raise StageFailed("the writer of hidden states did not close its shards")
+            time.sleep(0.01)
+            self.look()
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        key = line["row"]
+        row = self.todo.number.get(key)
+        if row is None:
+            return  # of another client of the same folder
+        if line["ids"] != self.todo.ids_digest(row):
+            raise StageFailed(
+                f"row {key[:12]}: the engine ran {line['tokens']} tokens that are not the "
+                f"{self.todo.tokens(row)} that were sent (a BOS that it adds, or a cut)"
+            )
+        self._last = time.monotonic()
+        self._tokens += line["tokens"]
+        self.digests[key] = line["digest"]
+        listed = Listed(key, line["start"], line["tokens"], line["digest"])
+        self._places[key] = (line["shard"], listed)
+
+    def _prove(self) -> None:
+        """Once the first rows are there, with what the engine says of them."""
+        for key, tokens in self._to_probe.items():
+            if tokens is None or key not in self._places:
+                return
+        for key, tokens in self._to_probe.items():
+            name, listed = self._places[key]
+            data = bytearray(read_row(self._spool.folder, name, listed, self._contract))
+            shape = (listed.tokens, len(self._contract.layers), self._contract.hidden_size)
+            states = torch.frombuffer(data, dtype=torch.bfloat16).view(shape)
+            assert tokens is not None
+            self._probe.add(states[:, -1], tokens)
+        self._probe.require(self._min_agreement)
+        self._proved = True
+        self._spool.prove()
+
+    def _compare(self, document: Mapping[str, Any]) -> None:
+        mine = self._contract.document()
+        for name, value in mine.items():
+            if document.get(name) != value:
+                raise StageFailed(
+                    f"the engine's states are others than were asked for: {name} is "
+                    f"{document.get(name)!r}, not {value!r}"
+                )
+
+
+def gather(job: Mapping[str, Any], folder: Path) -> Gathering:
+    """For a job of `stages.extract`, whose rows arrive in a folder."""
+    todo = Todo(job["rows"])
+    return Gathering(
+        todo,
+        LayerContract.of(job["contract"]),
+        Spool(folder),
+        EventWriter(Path(job["events"])),
+        Probe(job["head"], job["rms_norm_eps"]),
+        probe_rows(todo.offsets),
+        job["min_agreement"],
+    )

@@ -1,0 +1,194 @@
+"""The writer of shards: a process beside the engine (see `engines.connector`). A program.
+
+Rows are checked and digested by several threads, placed in the order they came, written by several
+threads, and told to the client in the order they came (`states.spool`).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import select
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from kimi_eagle.states.checks import BadStates, check_states
+from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.shard_file import OpenShard
+from kimi_eagle.states.spool import CLOSE, Journal
+
+# How long it sleeps when nothing comes, seconds: how late it notices that it is asked to close.
+_IDLE = 0.05
+_FOLDER = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass
+class _Row:
+    key: str
+    folder: str
+    states: memoryview
+    ids: memoryview
+    tokens: int
+    checked: Future[tuple[str, str]]
+    shard: OpenShard | None = None
+    start: int = 0
+    filled: Future[None] | None = None
+    reason: str = ""
+    digest: str = ""
+    ids_digest: str = ""
+
+
+class _Folder:
+    """What is written for one client."""
+
+    def __init__(self, path: Path, contract: LayerContract):
+        self.path = path
+        self.journal = Journal(path, contract)
+        self.open: OpenShard | None = None
+
+
+class Writer:
+    def __init__(self, given: Mapping[str, Any]):
+        self._spool = Path(given["spool"])
+        self._contract = LayerContract.of(given["contract"])
+        self._limit = int(given["shard_bytes"])
+        self._socket = socket.socket(fileno=given["socket"])
+        memory = mmap.mmap(given["ring"], given["ring_bytes"])
+        self._memory = memoryview(memory)
+        self._whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._pool = ThreadPoolExecutor(given["threads"])
+        self._checking: deque[_Row] = deque()
+        self._filling: deque[_Row] = deque()
+        self._folders: dict[str, _Folder] = {}
+
+    def run(self) -> None:
+        """Until the engine is gone; what it still had under way is not wanted then."""
+        while True:
+            waits = 0.0 if self._settled() else _IDLE / 10 if self._busy() else _IDLE
+            ready, _, _ = select.select([self._socket], [], [], waits)
+            if ready:
+                message = self._socket.recv(4096)
+                if not message:
+                    break
+                self._take(*json.loads(message))
+            self._advance()
+            if not ready and not self._busy():
+                self._close_asked()
+
+    def _busy(self) -> bool:
+        return bool(self._checking or self._filling)
+
+    def _settled(self) -> bool:
+        """Whether a row can be taken on at once."""
+        first, second = self._checking, self._filling
+        return bool(first and first[0].checked.done()) or bool(
+            second and (second[0].filled is None or second[0].filled.done())
+        )
+
+    def _take(self, key: str, folder: str, tokens: int, states_at: int, ids_at: int) -> None:
+        size = tokens * self._contract.bytes_per_token
+        states = self._memory[states_at : states_at + size]
+        tensor = self._whole[states_at : states_at + size].view(torch.bfloat16)
+        tensor = tensor.view(tokens, len(self._contract.layers), self._contract.hidden_size)
+        ids = self._memory[ids_at : ids_at + 4 * tokens]
+        checked = self._pool.submit(self._check, tensor, states)
+        self._checking.append(_Row(key, folder, states, ids, tokens, checked))
+
+    def _check(self, tensor: Any, states: memoryview) -> tuple[str, str]:
+        """(digest, what is wrong with the states or nothing)."""
+        tokens, layers, hidden = tensor.shape
+        none = torch.zeros(tokens, dtype=torch.int32)  # the client compares the ids
+        try:
+            check_states(tensor, none, none, layers, hidden)
+        except BadStates as error:
+            return "", str(error)
+        return blake3(states).hexdigest(), ""
+
+    def _advance(self) -> None:
+        """Take rows on, in the order they came, as far as that is possible."""
+        while self._checking and self._checking[0].checked.done():
+            row = self._checking.popleft()
+            row.digest, row.reason = row.checked.result()
+            if not _KEY.fullmatch(row.key) or not _FOLDER.fullmatch(row.folder):
+                row.folder, row.reason = "", f"{row.key[:64]!r} is no row key"
+            if not row.reason:
+                self._place(row)
+            self._filling.append(row)
+        ended = 0
+        while self._filling and (self._filling[0].filled is None or self._filling[0].filled.done()):
+            self._tell(self._filling.popleft())
+            ended += 1
+        if ended:
+            self._socket.send(bytes(ended))
+
+    def _folder(self, name: str) -> _Folder:
+        if name not in self._folders:
+            self._folders[name] = _Folder(self._spool / name, self._contract)
+        return self._folders[name]
+
+    def _place(self, row: _Row) -> None:
+        folder = self._folder(row.folder)
+        if folder.open is None:
+            folder.open = OpenShard(folder.path, self._contract)
+        row.shard = folder.open
+        row.ids_digest = blake3(row.ids).hexdigest()
+        row.start = row.shard.place(row.key, row.tokens, row.digest, bytes(row.ids))
+        row.filled = self._pool.submit(row.shard.fill, row.start, row.states)
+        if folder.open.size >= self._limit:
+            folder.open = None  # closed when its last row is filled, see below
+
+    def _tell(self, row: _Row) -> None:
+        folder = self._folder(row.folder)
+        if row.shard is None or row.filled is None:
+            folder.journal.say({"refused": row.key, "reason": row.reason})
+            return
+        row.filled.result()
+        line = {"row": row.key, "digest": row.digest, "ids": row.ids_digest}
+        place = {"shard": row.shard.name, "start": row.start, "tokens": row.tokens}
+        folder.journal.say({**line, **place})
+        last = row.start + row.tokens == row.shard.tokens
+        if last and row.shard is not folder.open:
+            folder.journal.say({"closed": row.shard.close()})
+
+    def _close_asked(self) -> None:
+        for folder in self._folders.values():
+            if (folder.path / CLOSE).exists():
+                if folder.open is not None:
+                    folder.journal.say({"closed": folder.open.close()})
+                    folder.open = None
+                (folder.path / CLOSE).unlink(missing_ok=True)
+
+    def fail(self, text: str) -> None:
+        for folder in self._folders.values():
+            folder.journal.say({"failed": text})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    writer = Writer(json.loads(sys.argv[1]))
+    code = 0
+    try:
+        writer.run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the engine is gone
+    except OSError as error:
+        writer.fail(f"{error.strerror or error}: {error.filename or 'a shard'}")
+        code = 1
+    # Its threads may have rows in hand that nobody waits for.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
