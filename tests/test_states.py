@@ -14,7 +14,8 @@ from kimi_eagle.states.checks import BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.index import Place
 from kimi_eagle.states.layout import StateRow, read_rows, shard_path, write_rows
-from kimi_eagle.states.shards import ShardReader, ShardWriter, content_digest
+from kimi_eagle.states.reader import ShardReader
+from kimi_eagle.states.shards import ShardWriter, content_digest
 
 TOKENS, LAYERS, HIDDEN = 6, 4, 8
 IDS = torch.arange(11, 11 + TOKENS)

@@ -1,4 +1,4 @@
-"""Write and read shards of hidden states. Imports torch and safetensors.
+"""Write shards of hidden states. Imports torch and safetensors.
 
 A shard is a safetensors file that anybody can read: `hidden_states` [tokens, layers, hidden],
 `token_ids` int32 [tokens], `offsets` int64 [rows + 1]; its metadata holds the layer contract.
@@ -10,19 +10,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.states.contract import LayerContract
-from kimi_eagle.states.index import Place
-from kimi_eagle.states.layout import shard_path
 
 
 def content_digest(states: Any) -> str:
@@ -79,26 +75,3 @@ class ShardWriter:
         )
         self._rows, self._bytes = [], 0
         self._announce(name)
-
-
-class ShardReader:
-    """Reads single rows out of shards, mapped rather than loaded."""
-
-    def __init__(self, root: Path):
-        self._root = root
-        self._open = lru_cache(maxsize=32)(self._open_shard)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_root": self._root}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_root"])  # type: ignore[misc]
-
-    def _open_shard(self, digest: str) -> Any:
-        return safe_open(shard_path(self._root, digest), framework="pt")
-
-    def read(self, place: Place) -> tuple[Any, Any]:
-        """(states [tokens, layers, hidden], token ids int32 [tokens]) of one row."""
-        shard = self._open(place.shard)
-        window = slice(place.start, place.start + place.tokens)
-        return shard.get_slice("hidden_states")[window], shard.get_slice("token_ids")[window]

@@ -21,7 +21,7 @@ from kimi_eagle.rows.table import TRAIN, VALIDATE, load_rows
 from kimi_eagle.stages.context import Context
 from kimi_eagle.states.index import StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, read_rows
-from kimi_eagle.states.shards import ShardReader
+from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.verifiers.facts import VerifierFacts, read_facts
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # the log keeps lines; progress goes by events
