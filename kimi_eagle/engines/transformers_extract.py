@@ -65,7 +65,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
         except BadStates as error:
             raise StageFailed(f"row {key[:12]}: {error}") from None
         if row < probing:
-            probe.add(states[:, -1], output.logits[0].argmax(-1).tolist())
+            probe.add(states, output.logits[0].argmax(-1).tolist())
             held.append((key, states, tokens))
         else:
             writer.add(key, states, tokens)

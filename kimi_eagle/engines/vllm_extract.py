@@ -88,7 +88,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
             except BadStates as error:
                 raise StageFailed(f"row {keys[row][:12]}: {error}") from None
             if row < probing:
-                probe.add(states[:, -1], _first_ranked(output))
+                probe.add(states, _first_ranked(output))
             taken.append((keys[row], states, found["token_ids"]))
         if not first:
             probe.require(job["min_agreement"])
