@@ -23,7 +23,7 @@ from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper, Pin, Shard
 from kimi_eagle.registry.store import Registry
-from kimi_eagle.states.layout import ROWS, read_rows, shard_path
+from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
 from kimi_eagle.survey import Leftover, alive, survey
 
 # What people came for: never evicted unless they ask for it.
@@ -254,7 +254,7 @@ class Collector:
         """The rows that a states artifact lists; none where the list is damaged."""
         try:
             text = (self._objects.path(record.digest) / ROWS).read_text("utf-8")
-            return {row.key for row in read_rows(text)}
+            return set(stored_digests(text))
         except (OSError, ValueError):
             return set()
 

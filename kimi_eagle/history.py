@@ -9,7 +9,7 @@ from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
 from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger
-from kimi_eagle.states.layout import ROWS, read_rows, shard_path
+from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
 
 
 class History:
@@ -57,7 +57,7 @@ class History:
     def _states_trouble(self, record: ArtifactRecord) -> str | None:
         self.check_shards()
         text = (self._objects.path(record.digest) / ROWS).read_text("utf-8")
-        rows = {row.key: row.digest for row in read_rows(text)}
+        rows = stored_digests(text)
         held = self._keeper.rows(list(rows))
         missing = sum(key not in held for key in rows)
         if missing:

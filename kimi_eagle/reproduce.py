@@ -52,7 +52,7 @@ from kimi_eagle.run_record import (
 )
 from kimi_eagle.runner import Interrupted, Runner, interruptible
 from kimi_eagle.stages.catalog import KINDS
-from kimi_eagle.states.layout import ROWS, read_rows, shard_path
+from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
 
 REUSED = "reused"
 IDENTICAL = "identical"
@@ -456,9 +456,8 @@ class Reproducer:
         """Keep rows that came out the same, where the store lacks them."""
         runner = self._runner
         runner.history.check_shards()  # what the index lists may be gone from the disk
-        rows = read_rows((runner.objects.path(digest) / ROWS).read_text("utf-8"))
-        keys = {row.key for row in rows}
-        missing = runner.registry.missing_rows(sorted(keys))
+        rows = stored_digests((runner.objects.path(digest) / ROWS).read_text("utf-8"))
+        missing = runner.registry.missing_rows(sorted(rows))
         for shard, size in states.registry.shards() if missing else ():
             source = shard_path(states.root, shard)
             listed = json.loads(source.with_suffix(".json").read_text("utf-8"))["rows"]

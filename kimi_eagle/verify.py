@@ -27,7 +27,7 @@ from kimi_eagle.clock import now
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.store import Registry
-from kimi_eagle.states.layout import ROWS, read_rows, shard_path
+from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
 
 STATES = "states"
 
@@ -192,7 +192,7 @@ class Verifier:
         """Content digest by key, as a states artifact lists its rows; None when it is damaged."""
         try:
             text = (self._objects.path(digest) / ROWS).read_text("utf-8")
-            return {row.key: row.digest for row in read_rows(text)}
+            return stored_digests(text)
         except (OSError, ValueError):
             return None
 

@@ -247,7 +247,7 @@ def test_vllm_and_transformers_agree(
 
     from kimi_eagle.states.index import StateIndex
     from kimi_eagle.states.layout import read_rows
-    from kimi_eagle.states.shards import ShardReader
+    from kimi_eagle.states.reader import ShardReader
 
     manifest = yaml.safe_load(small.read_text("utf-8"))
     manifest["stages"] = {
@@ -298,7 +298,7 @@ def test_rows_are_the_same_whatever_the_batch(
 
     from kimi_eagle.states.index import StateIndex
     from kimi_eagle.states.layout import read_rows
-    from kimi_eagle.states.shards import ShardReader
+    from kimi_eagle.states.reader import ShardReader
 
     digest = again["states"]["outputs"]["states"]
     text = tmp_path / "root" / "objects" / digest[:2] / digest / "rows.txt"

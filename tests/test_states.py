@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import case_input
 from safetensors.torch import load_file
 
-from kimi_eagle.states.checks import BadStates, check_states
+from kimi_eagle.job import StageFailed
+from kimi_eagle.states.checks import ALL_ZERO, BadStates, _bits, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.index import Place
-from kimi_eagle.states.layout import StateRow, read_rows, shard_path, write_rows
-from kimi_eagle.states.shards import ShardReader, ShardWriter, content_digest
+from kimi_eagle.states.layout import StateRow, read_rows, shard_path, stored_digests, write_rows
+from kimi_eagle.states.reader import ShardReader
+from kimi_eagle.states.refusals import Refusals
+from kimi_eagle.states.shards import ShardWriter, content_digest
 
 TOKENS, LAYERS, HIDDEN = 6, 4, 8
 IDS = torch.arange(11, 11 + TOKENS)
@@ -120,6 +124,83 @@ def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:  # EXT-08
         check_states(torch.ones(shape), IDS, IDS, LAYERS, HIDDEN)
 
 
+def test_every_number_is_judged_as_torch_judges_it() -> None:
+    """All 65,536 of bfloat16, each alone in a vector and beside a good one."""
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+    for beside in (0.0, 1.0, -1.0):
+        states = torch.stack([every, torch.full_like(every, beside)], dim=-1)[:, None]
+        finite, zero, _ = _bits(states)
+        assert np.array_equal(finite, torch.isfinite(states).all(-1).numpy())
+        assert np.array_equal(zero, (states == 0).all(-1).numpy())
+
+
+def test_states_of_other_types_are_looked_at_too() -> None:
+    for kind in (torch.float32, torch.float16):
+        states = _states().to(kind)
+        check_states(states, IDS, IDS, LAYERS, HIDDEN)
+        states[2, 1, 3] = float("inf")
+        with pytest.raises(BadStates, match="token 2 in layer slot 1 holds a number"):
+            check_states(states, IDS, IDS, LAYERS, HIDDEN)
+
+
+def test_layers_of_equal_extremes_are_not_taken_for_the_same() -> None:
+    states = _states()
+    states[:, 1] = states[:, 0].flip(-1)
+    check_states(states, IDS, IDS, LAYERS, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((4, 4, 8), "2 tokens have no states, as when an engine takes a prefix from its cache"),
+        ((6, 8, 4), "the axes are in another order"),
+    ],
+)
+def test_what_is_likely_behind_another_shape_is_said(shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(BadStates, match=says):
+        check_states(torch.ones(shape), IDS, IDS, LAYERS, HIDDEN)
+
+
+def test_a_server_that_adds_a_bos_is_told_apart() -> None:  # EXT-09
+    with pytest.raises(BadStates, match=r"put token 1 before them \(a BOS\)"):
+        check_states(_states(7), torch.tensor([1, *range(11, 17)]), IDS, LAYERS, HIDDEN)
+
+
+def _refuse(refusals: Refusals, rows: int, reason: str = ALL_ZERO) -> None:
+    for row in range(rows):
+        refusals.add(f"{row:064x}", BadStates(reason, "the state of token 4 is all zero"))
+
+
+def test_no_row_is_refused_in_silence() -> None:
+    told: list[str] = []
+    with pytest.raises(StageFailed, match=r"row 000000000000: the state of .* \(max_bad_rows 0 of"):
+        _refuse(Refusals(0, 10, told.append), 1)
+    refusals = Refusals(2, 10, told.append)
+    _refuse(refusals, 2)
+    assert [line[:12] for line in told] == ["row 00000000", "row 00000000"]
+    assert refusals.document() == {"rows_refused": 2, "refused": {"all-zero": 2}}
+    with pytest.raises(
+        StageFailed, match="max_bad_rows 2 of 10 rows; refused: 2 all-zero, 1 shape"
+    ):
+        refusals.add("f" * 64, BadStates("shape", "states have shape [1]"))
+
+
+@pytest.mark.parametrize(("limit", "rows", "allowed"), [(0.05, 100, 5), (0.05, 19, 0), (3, 1, 3)])
+def test_a_limit_is_a_number_of_rows_or_a_share(limit: float, rows: int, allowed: int) -> None:
+    refusals = Refusals(limit, rows, lambda _: None)
+    _refuse(refusals, allowed)
+    with pytest.raises(StageFailed):
+        _refuse(refusals, allowed + 1)
+
+
+def test_a_stage_of_which_no_row_is_left_fails() -> None:
+    refusals = Refusals(5, 5, lambda _: None)
+    _refuse(refusals, 5)
+    with pytest.raises(StageFailed, match=r"no row is left: all 5 were refused \(5 all-zero\)"):
+        refusals.require(0)
+    refusals.require(1)
+
+
 def test_another_axis_order_has_another_digest() -> None:
     """EXT-08: where both orders fit, shape says nothing; content and contract do."""
     states, ids = _public("square_ambiguous")
@@ -187,9 +268,11 @@ ROW = StateRow("a" * 64, "0" * 64, 12)
 
 
 def test_listed_rows_read_back() -> None:
-    rows = [ROW, StateRow("b" * 64, "1" * 64, 1)]
+    rows = [ROW, StateRow("b" * 64, "1" * 64, 1), StateRow("c" * 64, "", 7, "not-finite")]
     assert read_rows(write_rows(rows)) == rows
     assert read_rows("") == []
+    assert stored_digests(write_rows(rows)) == {"a" * 64: "0" * 64, "b" * 64: "1" * 64}
+    assert [row.stored for row in rows] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +290,9 @@ def test_listed_rows_read_back() -> None:
         pytest.param(write_rows([ROW]).replace("a", "g"), id="no hex"),
         pytest.param(write_rows([ROW]).replace("a", "A"), id="upper case"),
         pytest.param("\n" + write_rows([ROW]), id="blank line"),
+        pytest.param(f"{'a' * 64} - 12\n", id="refused for no reason"),
+        pytest.param(f"{'a' * 64} {'0' * 64} 12 all-zero\n", id="stored and refused"),
+        pytest.param(f"{'a' * 64} - 12 all zero\n", id="two reasons"),
         pytest.param(write_rows([ROW]).replace("\n", "\r\n"), id="CRLF"),
     ],
 )

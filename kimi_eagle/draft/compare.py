@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from kimi_eagle.engines.launch import main
 from kimi_eagle.states.index import Place, StateIndex
-from kimi_eagle.states.shards import ShardReader
+from kimi_eagle.states.reader import ShardReader
 
 # An integer type of each floating type's width: neighbours in it are neighbours in the other.
 _ORDERED = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}

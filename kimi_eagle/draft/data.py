@@ -13,7 +13,7 @@ from kimi_eagle.identity import digest_document
 from kimi_eagle.rows.table import Rows
 from kimi_eagle.stages.train.spec import Noise
 from kimi_eagle.states.index import Place
-from kimi_eagle.states.shards import ShardReader
+from kimi_eagle.states.reader import ShardReader
 
 
 @dataclass(frozen=True)

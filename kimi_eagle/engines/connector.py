@@ -11,9 +11,10 @@ nothing here waits for it: the copy runs on a stream of its own, from and to pin
 the ring is full, blocks are kept until the writer has caught up: a slow disk slows the engine, and
 memory stays bounded.
 
-A request asks for its states with `kv_transfer_params: {"states": {"key": …, "folder": …}}`; one
-that does not ask is served as ever. It builds on vLLM's example connector for what differs from
-version to version of vLLM: where the cache is and how it is laid out.
+A request asks for its states with `kv_transfer_params: {"states": {"key": …, "ids": …}}`, where
+`ids` is the digest of the token ids it means (`engines.todo`); one that does not ask is served as
+ever. It builds on vLLM's example connector for what differs from version to version of vLLM: where
+the cache is and how it is laid out.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Save:
     request: str
     key: str
     folder: str
+    ids_digest: str
     token_ids: Any
     """int32 [tokens]."""
     blocks: Any
@@ -112,6 +114,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
             request.request_id,
             str(asked["key"]),
             str(asked.get("folder", "")),
+            str(asked.get("ids", "")),
             np.array(ids, dtype=np.int32),
             np.array(block_ids, dtype=np.int64),
         )
@@ -231,7 +234,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         states_at, ids_at = group.states_at, group.ids_at
         for save in group.saves:
             count = len(save.token_ids)
-            self._writer.hand_over(save.key, save.folder, count, states_at, ids_at)
+            self._writer.hand_over(save.key, save.folder, save.ids_digest, count, states_at, ids_at)
             states_at += self._contract.bytes_per_token * count
             ids_at += 4 * count
 

@@ -7,7 +7,7 @@ layer convention (`engines.probe`); no shard is announced before they have.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import torch
 from kimi_eagle.engines.probe import Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter, StageFailed
+from kimi_eagle.states.checks import BadStates
 from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shard_file import Listed, read_row
 from kimi_eagle.states.spool import Spool
 
@@ -36,16 +38,25 @@ class Gathering:
         probe: Probe,
         probing: int,
         min_agreement: float,
+        refusals: Refusals,
+        inside: str = "",
     ):
-        """Args: `probing`: how many of the first rows prove the convention."""
+        """Args:
+        probing: how many of the first rows prove the convention.
+        inside: the spool's folder inside the one that the engine was started with.
+        """
         self.todo, self.probing = todo, probing
         self._contract = contract
         self._spool = spool
-        self._events = events
+        self.events = events
         self._probe = probe
         self._to_probe: dict[str, Sequence[int] | None] = dict.fromkeys(todo.keys[:probing])
         self._places: dict[str, tuple[str, Listed]] = {}
         self._min_agreement = min_agreement
+        self._refusals = refusals
+        self._inside = inside
+        self.announce: Callable[[str], None] = lambda name: events.emit("shard", name=name)
+        """Is given the name of each shard that is whole and proven."""
         self._proved = False
         self._closed: list[str] = []
         self._announced: set[str] = set()
@@ -59,23 +70,37 @@ class Gathering:
         return {
             "digests": self.digests,
             "agreement": self._probe.agreement,
+            "next_best": self._probe.next_best,
             "probed": self._probe.count,
+            "refused": self._refusals.rows,
         }
 
     @property
     def whole(self) -> bool:
         """Whether every row has come."""
-        return len(self.digests) == len(self.todo)
+        return len(self.digests) + len(self._refusals.rows) == len(self.todo)
+
+    def asks(self, row: int) -> dict[str, Any]:
+        """What the connector must be told with a row (`kv_transfer_params`)."""
+        return {
+            "states": {
+                "key": self.todo.keys[row],
+                "ids": self.todo.ids_digest(row),
+                "folder": self._inside,
+            }
+        }
 
     def ranked(self, row: int, tokens: Sequence[int]) -> None:
         """What the engine ranks first after each position of one of the first rows."""
-        self._to_probe[self.todo.keys[row]] = tokens
+        if self.todo.keys[row] in self._to_probe:
+            self._to_probe[self.todo.keys[row]] = tokens
 
     def look(self) -> None:
         """Take in what has been written since.
 
         Raises:
-            StageFailed: a row must not be stored, the writer failed, or the convention is wrong.
+            StageFailed: too many rows must not be stored, the writer failed, or the convention is
+                wrong.
         """
         for line in self._spool.new():
             if "row" in line:
@@ -83,7 +108,7 @@ class Gathering:
             elif "closed" in line:
                 self._closed.append(line["closed"])
             elif "refused" in line:
-                raise StageFailed(f"row {line['refused'][:12]}: {line['reason']}")
+                self._refuse(line["refused"], BadStates(line["reason"], line["message"]))
             elif "failed" in line:
                 raise StageFailed(f"hidden states cannot be written: {line['failed']}")
             elif "contract" in line:
@@ -92,7 +117,7 @@ class Gathering:
             self._prove()
         if self._proved:
             for name in self._closed:
-                self._events.emit("shard", name=name)
+                self.announce(name)
             self._announced.update(self._closed)
             self._closed = []
         now = time.monotonic()
@@ -100,7 +125,7 @@ class Gathering:
             self._told = now
             rate = self._tokens / max(now - self._started, 1e-9)
             values = {"tokens/s": round(rate, 1)} if self._tokens else {}
-            self._events.progress(self._tokens, self.todo.all_tokens, "tokens", **values)
+            self.events.progress(self._tokens, self.todo.all_tokens, "tokens", **values)
 
     def wait(self) -> None:
         """Until every row has come and every shard is closed.
@@ -110,12 +135,14 @@ class Gathering:
         while not self.whole:
             self.look()
             if time.monotonic() - self._last > PATIENCE_SECONDS:
-                missing = next(key for key in self.todo.keys if key not in self.digests)
+                come = self.digests.keys() | self._refusals.rows.keys()
+                missing = [key for key in self.todo.keys if key not in come]
                 raise StageFailed(
-                    f"{len(self.todo) - len(self.digests)} of {len(self.todo)} rows were never "
-                    f"written, among them {missing[:12]}; see the log of the stage"
+                    f"{len(missing)} of {len(self.todo)} rows were never written, among them "
+                    f"{missing[0][:12]}; see the log of the stage"
                 )
             time.sleep(0.01)
+        self._refusals.require(len(self.digests))
         self._spool.ask_to_close()
         until = time.monotonic() + PATIENCE_SECONDS
         while {name for name, _ in self._places.values()} - self._announced:
@@ -129,16 +156,18 @@ class Gathering:
         row = self.todo.number.get(key)
         if row is None:
             return  # of another client of the same folder
-        if line["ids"] != self.todo.ids_digest(row):
-            raise StageFailed(
-                f"row {key[:12]}: the engine ran {line['tokens']} tokens that are not the "
-                f"{self.todo.tokens(row)} that were sent (a BOS that it adds, or a cut)"
-            )
         self._last = time.monotonic()
         self._tokens += line["tokens"]
         self.digests[key] = line["digest"]
         listed = Listed(key, line["start"], line["tokens"], line["digest"])
         self._places[key] = (line["shard"], listed)
+
+    def _refuse(self, key: str, error: BadStates) -> None:
+        if key not in self.todo.number:
+            raise StageFailed(f"the writer of hidden states refuses a row: {error}")
+        self._last = time.monotonic()
+        self._to_probe.pop(key, None)
+        self._refusals.add(key, error)
 
     def _prove(self) -> None:
         """Once the first rows are there, with what the engine says of them."""
@@ -151,7 +180,7 @@ class Gathering:
             shape = (listed.tokens, len(self._contract.layers), self._contract.hidden_size)
             states = torch.frombuffer(data, dtype=torch.bfloat16).view(shape)
             assert tokens is not None
-            self._probe.add(states[:, -1], tokens)
+            self._probe.add(states, tokens)
         self._probe.require(self._min_agreement)
         self._proved = True
         self._spool.prove()
@@ -166,15 +195,18 @@ class Gathering:
                 )
 
 
-def gather(job: Mapping[str, Any], folder: Path) -> Gathering:
-    """For a job of `stages.extract`, whose rows arrive in a folder."""
-    todo = Todo(job["rows"])
+def gather(job: Mapping[str, Any], folder: Path, inside: str = "") -> Gathering:
+    """For a job of `engines.extraction`, whose rows arrive in a folder (or one inside it)."""
+    todo, contract = Todo(job["rows"]), LayerContract.of(job["contract"])
+    events = EventWriter(Path(job["events"]))
     return Gathering(
         todo,
-        LayerContract.of(job["contract"]),
-        Spool(folder),
-        EventWriter(Path(job["events"])),
-        Probe(job["head"], job["rms_norm_eps"]),
+        contract,
+        Spool(folder / inside),
+        events,
+        Probe(job["head"], job["rms_norm_eps"], contract.layers),
         probe_rows(todo.offsets),
         job["min_agreement"],
+        Refusals(job["max_bad_rows"], len(todo), events.note),
+        inside,
     )

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from kimi_eagle.states.checks import BadStates, check_states
+from kimi_eagle.states.checks import OTHER_TOKENS, BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import OpenShard
 from kimi_eagle.states.spool import CLOSE, Journal
@@ -41,13 +41,12 @@ class _Row:
     states: memoryview
     ids: memoryview
     tokens: int
-    checked: Future[tuple[str, str]]
+    checked: Future[tuple[str, BadStates | None]]
     shard: OpenShard | None = None
     start: int = 0
     filled: Future[None] | None = None
-    reason: str = ""
+    wrong: BadStates | None = None
     digest: str = ""
-    ids_digest: str = ""
 
 
 class _Folder:
@@ -97,33 +96,44 @@ class Writer:
             second and (second[0].filled is None or second[0].filled.done())
         )
 
-    def _take(self, key: str, folder: str, tokens: int, states_at: int, ids_at: int) -> None:
+    def _take(
+        self, key: str, folder: str, ids: str, tokens: int, states_at: int, ids_at: int
+    ) -> None:
         size = tokens * self._contract.bytes_per_token
         states = self._memory[states_at : states_at + size]
         tensor = self._whole[states_at : states_at + size].view(torch.bfloat16)
         tensor = tensor.view(tokens, len(self._contract.layers), self._contract.hidden_size)
-        ids = self._memory[ids_at : ids_at + 4 * tokens]
-        checked = self._pool.submit(self._check, tensor, states)
-        self._checking.append(_Row(key, folder, states, ids, tokens, checked))
+        given = self._memory[ids_at : ids_at + 4 * tokens]
+        checked = self._pool.submit(self._check, tensor, states, given, ids)
+        self._checking.append(_Row(key, folder, states, given, tokens, checked))
 
-    def _check(self, tensor: Any, states: memoryview) -> tuple[str, str]:
-        """(digest, what is wrong with the states or nothing)."""
+    def _check(
+        self, tensor: Any, states: memoryview, given: memoryview, ids: str
+    ) -> tuple[str, BadStates | None]:
+        """(digest of the states, what is wrong with them)."""
         tokens, layers, hidden = tensor.shape
-        none = torch.zeros(tokens, dtype=torch.int32)  # the client compares the ids
+        if blake3(given).hexdigest() != ids:
+            first = ", ".join(str(token) for token in given[:32].cast("i"))
+            return "", BadStates(
+                OTHER_TOKENS,
+                f"the engine ran {tokens} tokens that are not those that were sent (it begins with "
+                f"{first}): a BOS that it adds, or a prompt that it cuts",
+            )
+        none = torch.zeros(tokens, dtype=torch.int32)  # compared above
         try:
             check_states(tensor, none, none, layers, hidden)
         except BadStates as error:
-            return "", str(error)
-        return blake3(states).hexdigest(), ""
+            return "", error
+        return blake3(states).hexdigest(), None
 
     def _advance(self) -> None:
         """Take rows on, in the order they came, as far as that is possible."""
         while self._checking and self._checking[0].checked.done():
             row = self._checking.popleft()
-            row.digest, row.reason = row.checked.result()
+            row.digest, row.wrong = row.checked.result()
             if not _KEY.fullmatch(row.key) or not _FOLDER.fullmatch(row.folder):
-                row.folder, row.reason = "", f"{row.key[:64]!r} is no row key"
-            if not row.reason:
+                row.folder, row.wrong = "", BadStates("no-key", f"{row.key[:64]!r} is no row key")
+            if row.wrong is None:
                 self._place(row)
             self._filling.append(row)
         ended = 0
@@ -143,7 +153,6 @@ class Writer:
         if folder.open is None:
             folder.open = OpenShard(folder.path, self._contract)
         row.shard = folder.open
-        row.ids_digest = blake3(row.ids).hexdigest()
         row.start = row.shard.place(row.key, row.tokens, row.digest, bytes(row.ids))
         row.filled = self._pool.submit(row.shard.fill, row.start, row.states)
         if folder.open.size >= self._limit:
@@ -152,12 +161,13 @@ class Writer:
     def _tell(self, row: _Row) -> None:
         folder = self._folder(row.folder)
         if row.shard is None or row.filled is None:
-            folder.journal.say({"refused": row.key, "reason": row.reason})
+            assert row.wrong is not None
+            line = {"refused": row.key, "reason": row.wrong.reason, "message": str(row.wrong)}
+            folder.journal.say(line)
             return
         row.filled.result()
-        line = {"row": row.key, "digest": row.digest, "ids": row.ids_digest}
         place = {"shard": row.shard.name, "start": row.start, "tokens": row.tokens}
-        folder.journal.say({**line, **place})
+        folder.journal.say({"row": row.key, "digest": row.digest, **place})
         last = row.start + row.tokens == row.shard.tokens
         if last and row.shard is not folder.open:
             folder.journal.say({"closed": row.shard.close()})

@@ -13,9 +13,10 @@ import torch
 from kimi_eagle.engines.launch import main
 from kimi_eagle.engines.probe import Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
-from kimi_eagle.job import EventWriter, StageFailed
+from kimi_eagle.job import EventWriter
 from kimi_eagle.states.checks import BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shards import ShardWriter
 
 
@@ -31,7 +32,8 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
         job["shard_bytes"],
         lambda name: events.emit("shard", name=name),
     )
-    probe = Probe(job["head"], job["rms_norm_eps"])
+    probe = Probe(job["head"], job["rms_norm_eps"], contract.layers)
+    refusals = Refusals(job["max_bad_rows"], len(todo), events.note)
     loader = AutoModelForImageTextToText if job["multimodal"] else AutoModelForCausalLM
     device = "cpu" if job["cpu"] else "cuda"
     model = loader.from_pretrained(job["model"], dtype=torch.bfloat16, local_files_only=True)
@@ -63,20 +65,28 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
         try:
             check_states(states, tokens, tokens, len(contract.layers), contract.hidden_size)
         except BadStates as error:
-            raise StageFailed(f"row {key[:12]}: {error}") from None
-        if row < probing:
-            probe.add(states[:, -1], output.logits[0].argmax(-1).tolist())
-            held.append((key, states, tokens))
+            refusals.add(key, error)
         else:
-            writer.add(key, states, tokens)
+            if row < probing:
+                probe.add(states, output.logits[0].argmax(-1).tolist())
+                held.append((key, states, tokens))
+            else:
+                writer.add(key, states, tokens)
         if row == probing - 1:
             probe.require(job["min_agreement"])
             for item in held:
                 writer.add(*item)
         done += len(tokens)
         events.progress(done, todo.all_tokens, "tokens")
+    refusals.require(len(writer.digests))
     writer.flush()
-    return {"digests": writer.digests, "agreement": probe.agreement, "probed": probe.count}
+    return {
+        "digests": writer.digests,
+        "agreement": probe.agreement,
+        "next_best": probe.next_best,
+        "probed": probe.count,
+        "refused": refusals.rows,
+    }
 
 
 if __name__ == "__main__":

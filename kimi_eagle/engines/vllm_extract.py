@@ -74,7 +74,7 @@ def feed(llm: Any, gathering: Gathering, most: int) -> None:
                 detokenize=False,
                 # The engine's own choice at every position of the first rows, to prove by.
                 prompt_logprobs=1 if sent < gathering.probing else None,
-                extra_args={"kv_transfer_params": {"states": {"key": todo.keys[sent]}}},
+                extra_args={"kv_transfer_params": gathering.asks(sent)},
             )
             engine.add_request(str(sent), {"prompt_token_ids": todo.ids(sent).tolist()}, sampling)
             outstanding += todo.tokens(sent)

@@ -1,7 +1,8 @@
 """The engine's end of the writer of shards: a child process, a ring of memory, and a socket.
 
-Each row is one message, `key folder tokens states_at ids_at` as JSON; the writer answers with one
-byte for each row that it has let go of, in the order they were handed over. Imports no engine.
+Each row is one message, `[key, folder, ids, tokens, states_at, ids_at]` as JSON; the writer answers
+with one byte for each row that it has let go of, in the order they were handed over. Imports no
+engine.
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ class WriterProcess:
         theirs.close()
         os.close(descriptor)
 
-    def hand_over(self, key: str, folder: str, tokens: int, states_at: int, ids_at: int) -> None:
-        """Raises: RuntimeError: the writer has ended."""
-        message = json.dumps([key, folder, tokens, states_at, ids_at]).encode("ascii")
+    def hand_over(
+        self, key: str, folder: str, ids: str, tokens: int, states_at: int, ids_at: int
+    ) -> None:
+        """Args: `ids`: the digest that the token ids must have.
+
+        Raises: RuntimeError: the writer has ended.
+        """
+        message = json.dumps([key, folder, ids, tokens, states_at, ids_at]).encode("ascii")
         try:
             self._socket.send(message)
         except OSError as error:

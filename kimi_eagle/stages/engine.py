@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kimi_eagle.stages.contract import OUTSIDE_KEY, Model
 
@@ -27,10 +27,28 @@ class VllmEngine(Model):
     """Start without compiling: faster to start, slower to run."""
 
 
+class ExtractEngine(VllmEngine):
+    """vLLM, started for the stage or served already."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$"), OUTSIDE_KEY] | None = None
+    """Address of a vLLM server of this verifier that runs our connector, instead of starting one:
+    `http://host:8000`. `docs/extraction.md` has the command it is started with."""
+    spool: Annotated[str, Field(min_length=1), OUTSIDE_KEY] | None = None
+    """The folder that server writes states to, as this machine sees it."""
+    concurrency: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 64
+    """Requests that the server is given at once."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> ExtractEngine:
+        if (self.endpoint is None) != (self.spool is None):
+            raise ValueError("`endpoint` and `spool` are given together, or neither is")
+        return self
+
+
 class TransformersEngine(Model):
     """transformers, one row at a time: the reference that vLLM is checked against."""
 
     kind: Literal["transformers"] = "transformers"
 
 
-Engine = Annotated[VllmEngine | TransformersEngine, Field(discriminator="kind")]
+Engine = Annotated[ExtractEngine | TransformersEngine, Field(discriminator="kind")]

@@ -11,6 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kimi_eagle.identity import short
+from kimi_eagle.job import StageFailed
+from kimi_eagle.states.layout import ROWS, read_rows
+
 
 @dataclass(frozen=True)
 class Place:
@@ -45,6 +49,36 @@ class StateIndex:
             for key, shard, start, tokens, digest in self._connection.execute(query, chunk):
                 found[key] = Place(shard, start, tokens, digest)
         return found
+
+
+def placed_rows(folder: Path, registry: Path, rows: int) -> list[tuple[str, Place | None]]:
+    """Each row of a states artifact, in order: its key, and where its states lie.
+
+    None stands for a row whose states were refused when they were made: it cannot be trained on.
+
+    Args: `folder` of the artifact; `rows`: how many rows the rows file has.
+
+    Raises:
+        StageFailed: another number of rows, or one that the store does not hold as it was made.
+    """
+    listed = read_rows((folder / ROWS).read_text("utf-8"))
+    if len(listed) != rows:
+        raise StageFailed(f"the states list {len(listed)} rows, the rows file has {rows}")
+    index = StateIndex(registry)
+    try:
+        places = index.places([row.key for row in listed if row.stored])
+    finally:
+        index.close()
+    found: list[tuple[str, Place | None]] = []
+    for row in listed:
+        place = places.get(row.key) if row.stored else None
+        if row.stored and (place is None or place.digest != row.digest):
+            raise StageFailed(
+                f"row {short(row.key)} is not in the state store as it was extracted: submit "
+                "again, and it is made again"
+            )
+        found.append((row.key, place))
+    return found
 
 
 def _chunks(keys: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:

@@ -5,8 +5,8 @@ by somebody else; so they meet in a folder. `journal-*.ndjson` is appended by on
 JSON object a line, in this order for each row: its states are filled, then its line is written.
 
     {"contract": {…}}                                     first: what the states are
-    {"row": key, "digest": …, "ids": …, "shard": name, "start": n, "tokens": n}
-    {"refused": key, "reason": …}                         a row that must not be stored
+    {"row": key, "digest": …, "shard": name, "start": n, "tokens": n}
+    {"refused": key, "reason": …, "message": …}           a row that must not be stored
     {"closed": name}                                      a shard that is whole
     {"failed": text}                                      the writer cannot go on
 

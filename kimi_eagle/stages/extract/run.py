@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kimi_eagle.artifacts.files import write_json, write_text
-from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
+from kimi_eagle.engines.extraction import extraction_job
+from kimi_eagle.engines.launch import cpu_build, environment, run_program
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.identity import row_key
 from kimi_eagle.job import EVENTS, StageFailed
@@ -35,69 +37,64 @@ def run(context: Context) -> dict[str, Any]:
     digests = {key: place.digest for key, place in index.places(keys).items()}
     index.close()
     missing = {key: row for row, key in enumerate(keys) if key not in digests}
-    found: dict[str, Any] = {"agreement": None, "probed": 0}
+    found: dict[str, Any] = {"agreement": None, "next_best": None, "probed": 0, "refused": {}}
     if missing:
         found = _extract(context, contract, rows, missing)
         digests.update(found["digests"])
     lengths = np.diff(rows.offsets)
     out = context.out("states")
+    refused = found["refused"]
     write_text(
         out / ROWS,
         write_rows(
-            StateRow(key, digests[key], int(length))
+            StateRow(key, digests.get(key, ""), int(length), refused.get(key, ""))
             for key, length in zip(keys, lengths, strict=True)
         ),
     )
     write_json(out / CONTRACT, document)
     tokens = int(sum(lengths[row] for row in missing.values()))
+    stored = int(sum(lengths[row] for key, row in missing.items() if key not in refused))
     return {
         "rows": len(rows),
         "tokens": int(lengths.sum()),
         "rows_extracted": len(missing),
         "tokens_extracted": tokens,
-        "bytes_written": tokens * contract.bytes_per_token,
+        "bytes_written": stored * contract.bytes_per_token,
         "layers": list(contract.layers),
         "agreement": found["agreement"],
+        "next_best": found["next_best"],
         "probed": found["probed"],
+        **({"refused": dict(sorted(Counter(refused.values()).items()))} if refused else {}),
     }
 
 
 def _extract(
     context: Context, contract: LayerContract, rows: Rows, missing: dict[str, int]
 ) -> dict[str, Any]:
-    params, verifier = context.params, context.verifier
+    params = context.params
     folder = context.scratch("engine")
     todo = folder / "rows.npz"
     Todo.write(todo, {key: rows.ids(row) for key, row in missing.items()})
-    engine = params.engine.model_dump(mode="json")
-    job = {
-        "model": str(verifier.path),
-        "rows": str(todo),
-        "contract": contract.document(),
-        "shards": str(context.shards),
-        "shard_bytes": params.shard_bytes,
-        "events": str(Path(context.job.folder) / EVENTS),
-        # One more than the longest row: the engine also wants room for the token it generates.
-        "max_model_len": max(len(rows.ids(row)) for row in missing.values()) + 2,
-        "multimodal": verifier.facts.model_type == "kimi_k25",
-        "cpu": not has_gpu(),
-        "engine": engine,
-        "head": {
-            plain: [str(path), name] for plain, (path, name) in verifier.head_tensors().items()
-        },
-        "rms_norm_eps": verifier.facts.rms_norm_eps,
-        "min_agreement": params.min_agreement,
-    }
-    if params.engine.kind == "vllm":
-        if job["cpu"] != cpu_build():
-            raise StageFailed(
-                "this machine has "
-                + (
-                    "no GPU, but vLLM here is a GPU build: install kimi-eagle[cpu]"
-                    if job["cpu"]
-                    else "a GPU, but vLLM here is the CPU build: install kimi-eagle[gpu]"
-                )
+    job = extraction_job(
+        context.verifier,
+        contract,
+        params,
+        todo,
+        context.shards,
+        Path(context.job.folder) / EVENTS,
+    )
+    if params.engine.kind == "transformers":
+        return run_program("kimi_eagle.engines.transformers_extract", job, folder, environment())
+    if params.engine.endpoint is not None:
+        return run_program("kimi_eagle.engines.endpoint_extract", job, folder, environment())
+    if job["cpu"] != cpu_build():
+        raise StageFailed(
+            "this machine has "
+            + (
+                "no GPU, but vLLM here is a GPU build: install kimi-eagle[cpu]"
+                if job["cpu"]
+                else "a GPU, but vLLM here is the CPU build: install kimi-eagle[gpu]"
             )
-        env = environment(params.engine.cpu_kv_cache_gib)
-        return run_program("kimi_eagle.engines.vllm_extract", job, folder, env)
-    return run_program("kimi_eagle.engines.transformers_extract", job, folder, environment())
+        )
+    env = environment(params.engine.cpu_kv_cache_gib)
+    return run_program("kimi_eagle.engines.vllm_extract", job, folder, env)

@@ -16,7 +16,7 @@ from kimi_eagle.stages.contract import (
     StageParams,
     VerifierFiles,
 )
-from kimi_eagle.stages.engine import Engine, VllmEngine
+from kimi_eagle.stages.engine import Engine, ExtractEngine
 from kimi_eagle.verifiers.facts import VerifierFacts
 
 
@@ -30,10 +30,14 @@ class ExtractParams(StageParams):
     and speculators' ids). `default`: 2, the middle, and the third from the end. The last layer's
     output before the final norm is always taken as well."""
     dtype: Literal["bfloat16"] = "bfloat16"
-    engine: Engine = VllmEngine()
+    engine: Engine = ExtractEngine()
     min_agreement: Annotated[float, Field(ge=0, le=1)] = 0.97
     """Share of the rows whose next token, computed from the last state through the final norm and
     the output head, must be the engine's own; below it the layer convention is wrong."""
+    max_bad_rows: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] = 0
+    """Rows whose states may be refused (not finite, all zero, of other tokens): how many, or below
+    1 which share of the rows. They are counted and listed, and training leaves them out; one more
+    fails the stage."""
     shard_bytes: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 512 * 1024 * 1024
     """About how large one shard of the state store becomes."""
 
@@ -54,4 +58,6 @@ class Extract(StageKind):
     def identity(cls, params: Any, facts: VerifierFacts) -> dict[str, Any]:
         found = super().identity(params, facts)
         found["layers"] = list(facts.aux_layers(params.layers))
+        if not params.max_bad_rows:
+            del found["max_bad_rows"]  # as before there was one: keys of that time stay good
         return found

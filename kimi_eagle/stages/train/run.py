@@ -19,9 +19,9 @@ from kimi_eagle.draft.vocab import BadVocab, VocabMap, load_map
 from kimi_eagle.job import StageFailed
 from kimi_eagle.rows.table import TRAIN, VALIDATE, load_rows
 from kimi_eagle.stages.context import Context
-from kimi_eagle.states.index import StateIndex
-from kimi_eagle.states.layout import CONTRACT, ROWS, read_rows
-from kimi_eagle.states.shards import ShardReader
+from kimi_eagle.states.index import placed_rows
+from kimi_eagle.states.layout import CONTRACT
+from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.verifiers.facts import VerifierFacts, read_facts
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # the log keeps lines; progress goes by events
@@ -45,7 +45,7 @@ def run(context: Context) -> dict[str, Any]:
     layers = contract["layers"][:-1]
     _seed(params.seed)
     model = _model(Eagle3DraftModel, params, facts, vocab, head, layers)
-    train, validate = _loaders(context, facts, len(layers))
+    train, validate, refused = _loaders(context, facts, len(layers))
     kwargs = {
         "ttt_steps": params.ttt_steps,
         "ttt_step_loss_decay": params.ttt_step_loss_decay,
@@ -84,7 +84,8 @@ def run(context: Context) -> dict[str, Any]:
         write_checkpoint(context.out("checkpoint"), model.config, trainer.kept, None)
     except BadCheckpoint as error:
         raise StageFailed(f"the checkpoint must not be served: {error}") from None
-    return _metrics(trainer, params, total, seconds, train)
+    metrics = _metrics(trainer, params, total, seconds, train)
+    return {**metrics, "rows_without_states": refused} if refused else metrics
 
 
 def _seed(seed: int) -> None:
@@ -121,7 +122,8 @@ def _model(
     )
 
 
-def _loaders(context: Context, facts: VerifierFacts, aux: int) -> tuple[Any, Any]:
+def _loaders(context: Context, facts: VerifierFacts, aux: int) -> tuple[Any, Any, int]:
+    """Training and validation batches, and how many rows have no states."""
     from speculators.models.eagle3.data import shift_batch
     from speculators.train.data import CollateFn
     from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
@@ -132,21 +134,17 @@ def _loaders(context: Context, facts: VerifierFacts, aux: int) -> tuple[Any, Any
     params = context.params
     states = context.path("states")
     rows = load_rows(context.path("rows"))
-    listed = read_rows((states / ROWS).read_text("utf-8"))
-    index = StateIndex(Path(context.job.registry))
-    places = index.places([row.key for row in listed])
-    index.close()
-    if len(listed) != len(rows):
-        raise StageFailed(f"the states list {len(listed)} rows, the rows file has {len(rows)}")
-    for row in listed:
-        place = places.get(row.key)
-        if place is None or place.digest != row.digest:
-            raise StageFailed(f"row {row.key[:12]} is not in the state store as it was extracted")
+    placed = placed_rows(states, Path(context.job.registry), len(rows))
+    refused = sum(place is None for _, place in placed)
+    if refused:
+        context.events.note(f"{refused} of {len(rows)} rows have no states and are left out")
 
     def loader(split: int) -> Any:
         samples = [
-            Sample(number, listed[number].key, places[listed[number].key])
+            Sample(number, key, place)
             for number in rows.indices(split)
+            for key, place in [placed[number]]
+            if place is not None
         ]
         if not samples:
             return None
@@ -178,7 +176,7 @@ def _loaders(context: Context, facts: VerifierFacts, aux: int) -> tuple[Any, Any
     train = loader(TRAIN)
     if train is None:
         raise StageFailed("there is no training row")
-    return train, loader(VALIDATE)
+    return train, loader(VALIDATE), refused
 
 
 def _report(context: Context, record: dict[str, Any], total: int) -> None:
