@@ -114,7 +114,8 @@ def _rounded(value: float | None) -> float | None:
 
 def _circumstances() -> dict[str, Any]:
     known = environment()
-    packages = ("blake3", "pydantic", "pyyaml", "sqlalchemy")
+    packages = ("blake3", "pydantic", "pyyaml", "sqlalchemy", "torch", "vllm", "speculators")
+    installed = {item.metadata["Name"].lower() for item in metadata.distributions()}
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "command": f"python benchmarks/{' '.join(command)}",
@@ -124,7 +125,7 @@ def _circumstances() -> dict[str, Any]:
         "python": known["python"],
         "versions": {
             "kimi-eagle": known["kimi_eagle"],
-            **{name: metadata.version(name) for name in packages},
+            **{name: metadata.version(name) for name in packages if name in installed},
         },
         "code": known["code"],
         "at": now(),

@@ -62,7 +62,7 @@ class Gathering:
         self._announced: set[str] = set()
         self._tokens = 0
         self._told = 0.0
-        self._started = self._last = time.monotonic()
+        self._started = self._last = 0.0
         self.digests: dict[str, str] = {}
 
     def document(self) -> dict[str, Any]:
@@ -102,6 +102,8 @@ class Gathering:
             StageFailed: too many rows must not be stored, the writer failed, or the convention is
                 wrong.
         """
+        if not self._started:  # the engine is up, and has been given its first rows
+            self._started = self._last = time.monotonic()
         for line in self._spool.new():
             if "row" in line:
                 self._take(line)

@@ -29,7 +29,7 @@ from kimi_eagle.states.shard_file import OpenShard
 from kimi_eagle.states.spool import CLOSE, Journal
 
 # How long it sleeps when nothing comes, seconds: how late it notices that it is asked to close.
-_IDLE = 0.05
+_IDLE = 0.01
 _FOLDER = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -75,7 +75,7 @@ class Writer:
     def run(self) -> None:
         """Until the engine is gone; what it still had under way is not wanted then."""
         while True:
-            waits = 0.0 if self._settled() else _IDLE / 10 if self._busy() else _IDLE
+            waits = 0.0 if self._settled() else _IDLE / 5 if self._busy() else _IDLE
             ready, _, _ = select.select([self._socket], [], [], waits)
             if ready:
                 message = self._socket.recv(4096)

@@ -1,0 +1,255 @@
+"""Tokens a second of extraction, beside plain prefill of the same prompts in the same engine.
+
+    python benchmarks/extract.py [--model FOLDER] [--prompts 2000] [--length 1000] [--repeat 5]
+                                 [--example] [--record]
+
+Three engines with the same settings, each in a process of its own, take turns on the same random
+prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extract` stage runs it
+(until every row is checked, digested and in a closed shard, and proven; not until the shards have
+left the page cache), and with `--example` vLLM's own ExampleHiddenStatesConnector, a file a
+request, until every file is there. On a CPU all are bound to the same cores; the example connector
+does not run there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import Figures, parser
+
+from kimi_eagle.engines.extraction import extraction_job
+from kimi_eagle.engines.launch import environment, has_gpu
+from kimi_eagle.engines.todo import Todo
+from kimi_eagle.stages.extract.spec import ExtractParams
+from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.verifiers.folder import open_folder
+
+DEMO = Path(__file__).resolve().parent.parent / "kimi_eagle" / "demo" / "verifier"
+
+
+def main() -> None:
+    options = parser("Extraction beside plain prefill.")
+    options.add_argument("--model", type=Path, default=DEMO)
+    options.add_argument("--prompts", type=int, default=200)
+    options.add_argument("--length", type=int, default=100, help="tokens of a prompt")
+    options.add_argument("--batched", type=int, default=8192, help="tokens in one forward pass")
+    options.add_argument("--compiled", action="store_true", help="without enforce_eager")
+    options.add_argument("--repeat", type=int, default=5, metavar="N")
+    options.add_argument("--example", action="store_true", help="vLLM's example connector too")
+    options.add_argument("--side", help=argparse.SUPPRESS)
+    options.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.side is not None:
+        _side(given.side, json.loads(given.job.read_text("utf-8")))
+        return
+    with tempfile.TemporaryDirectory(prefix="extract-") as folder:
+        _compare(given, Path(folder))
+
+
+def _compare(given: argparse.Namespace, folder: Path) -> None:
+    sides = ["plain", "ours", *(["example"] if given.example else [])]
+    job = _job(given, folder, 0.9 / len(sides))
+    (folder / "job.json").write_text(json.dumps(job), "utf-8")
+    running = {side: Side(side, folder) for side in sides}
+    tokens = given.prompts * given.length
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    for side in running.values():
+        side.wait()
+    for turn in range(given.repeat + 1):
+        for name in sides if turn % 2 else reversed(sides):
+            seconds = running[name].take_turn()
+            if turn:  # the first is for warming up
+                rates[name].append(tokens / seconds)
+    for side in running.values():
+        side.end()
+    figures = Figures(given)
+    plain = statistics.median(rates["plain"])
+    # Turns are close together: what slows the machine slows both.
+    pairs = [ours / theirs for ours, theirs in zip(rates["ours"], rates["plain"], strict=True)]
+    more = {
+        "model": job["name"],
+        "prompts": given.prompts,
+        "length": given.length,
+        "batched": given.batched,
+        "eager": not given.compiled,
+        "repeat": given.repeat,
+        "pairs": [round(pair, 4) for pair in pairs],
+    }
+    ours = statistics.median(rates["ours"])
+    figures.emit("extract_tokens", ours, "tokens/s", plain, **more)
+    figures.emit("extract_vs_prefill", statistics.median(pairs), "ratio", **more)
+    if given.example:
+        theirs = statistics.median(rates["example"])
+        figures.emit("example_connector_tokens", theirs, "tokens/s", plain, **more)
+
+
+def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any]:
+    import numpy as np
+
+    verifier = open_folder(given.model)
+    facts = verifier.facts
+    drawn = np.random.default_rng(0)
+    low, high = min(100, facts.vocab_size // 4), facts.vocab_size - facts.vocab_size // 8
+    rows = {
+        f"{number:064x}": drawn.integers(low, high, given.length) for number in range(given.prompts)
+    }
+    Todo.write(folder / "rows.npz", rows)
+    params = ExtractParams.model_validate(
+        {
+            "kind": "extract",
+            "rows": "rows",
+            # Random tokens leave more ties than text does; what is measured here is speed.
+            "min_agreement": 0.5,
+            "engine": {
+                "kind": "vllm",
+                "max_batched_tokens": given.batched,
+                "enforce_eager": not given.compiled,
+                "gpu_memory_utilization": round(share, 2),
+            },
+        }
+    )
+    contract = LayerContract(
+        layers=(*facts.aux_layers("default"), facts.num_layers),
+        hidden_size=facts.hidden_size,
+        dtype="bfloat16",
+        numerics="vllm",
+    )
+    shards = folder / "shards"
+    job = extraction_job(
+        verifier, contract, params, folder / "rows.npz", shards, folder / "events.ndjson"
+    )
+    return {**job, "name": given.model.resolve().name, "files": str(folder / "files")}
+
+
+class Side:
+    """One engine in a process of its own, which takes a turn when it is asked to."""
+
+    def __init__(self, side: str, folder: Path):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--side", side, "--job", str(folder / "job.json")],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait(self) -> str:
+        """Its next answer; what the engine prints besides is passed over."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("answer "):
+                return line.split(maxsplit=1)[1]
+        raise SystemExit(f"a side ended with {self._process.wait()}")
+
+    def take_turn(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return float(self.wait())
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _side(side: str, job: Mapping[str, Any]) -> None:
+    turns = {"plain": Plain, "ours": Ours, "example": Example}
+    runs = turns[side](job)
+    print("answer ready", flush=True)
+    for turn, _ in enumerate(sys.stdin):
+        print(f"answer {runs.turn(turn)}", flush=True)
+    os._exit(0)  # an engine takes its time to end, and nothing of it is wanted
+
+
+class Plain:
+    def __init__(self, job: Mapping[str, Any], **options: Any):
+        from vllm import LLM
+
+        from kimi_eagle.engines.vllm_options import common_options
+
+        self.job, self.todo = job, Todo(job["rows"])
+        self.llm = LLM(**common_options(job), **options)
+
+    def turn(self, number: int) -> float:
+        started = time.perf_counter()
+        self.generate()
+        return time.perf_counter() - started
+
+    def generate(self) -> Any:
+        from vllm import SamplingParams
+
+        prompts = [
+            {"prompt_token_ids": self.todo.ids(row).tolist()} for row in range(len(self.todo))
+        ]
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        return self.llm.generate(prompts, sampling, use_tqdm=False)
+
+
+class Ours:
+    def __init__(self, job: Mapping[str, Any]):
+        from kimi_eagle.engines.vllm_extract import start
+
+        self.job = job
+        self.llm = start(job)
+
+    def turn(self, number: int) -> float:
+        from kimi_eagle.engines.gathering import gather
+        from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed
+
+        gathering = gather(self.job, Path(self.job["shards"]), f"turn-{number}")
+        started = time.perf_counter()
+        feed(self.llm, gathering, QUEUE_TOKENS)
+        gathering.wait()
+        seconds = time.perf_counter() - started
+        shutil.rmtree(Path(self.job["shards"]) / f"turn-{number}")
+        return seconds
+
+
+class Example(Plain):
+    def __init__(self, job: Mapping[str, Any]):
+        if not has_gpu():
+            raise SystemExit("vLLM's example connector needs a GPU")
+        layers = {"eagle_aux_hidden_state_layer_ids": job["contract"]["layers"]}
+        super().__init__(
+            job,
+            speculative_config={
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": layers},
+            },
+            kv_transfer_config={
+                "kv_connector": "ExampleHiddenStatesConnector",
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"shared_storage_path": job["files"]},
+            },
+        )
+
+    def turn(self, number: int) -> float:
+        from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+            load_hidden_states,
+        )
+
+        started = time.perf_counter()
+        paths = [o.kv_transfer_params["hidden_states_path"] for o in self.generate()]
+        load_hidden_states(paths[-1])  # waits for the last of them
+        while not all(Path(path).exists() for path in paths):
+            time.sleep(0.001)
+        seconds = time.perf_counter() - started
+        shutil.rmtree(self.job["files"])
+        return seconds
+
+
+if __name__ == "__main__":
+    main()
