@@ -133,7 +133,7 @@ class Engine:
         self.process.memory[at : at + row.numel() * 2] = raw(row)
         self.process.memory[ids_at : ids_at + 4 * len(row)] = raw(ids_of(len(row)))
         digest = blake3(raw(ids_of(len(row)))).hexdigest()
-        self.process.hand_over(key, folder, ids or digest, len(row), at, ids_at)
+        self.process.hand_over([(key, folder, ids or digest, len(row), at, ids_at)])
         self.given += 1
 
     def collect(self) -> None:

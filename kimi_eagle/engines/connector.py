@@ -19,11 +19,11 @@ the cache is and how it is laid out.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as example
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -33,6 +33,9 @@ from kimi_eagle.engines.writer_process import WriterProcess
 from kimi_eagle.states.contract import LayerContract
 
 RING_BYTES = 1 << 30
+
+# Rows of one message to the writer: it must fit into a socket's buffer.
+_GROUP = 256
 
 
 @dataclass
@@ -44,9 +47,9 @@ class Save:
     folder: str
     ids_digest: str
     token_ids: Any
-    """int32 [tokens]."""
-    blocks: Any
-    """int64 [blocks] of the cache."""
+    """`array` of int32 [tokens]."""
+    blocks: list[int]
+    """Of the cache, in order."""
 
 
 @dataclass
@@ -61,6 +64,8 @@ class _Group:
     """Saves that are copied together."""
 
     saves: list[Save]
+    blocks: Any
+    """int64 [blocks], in the ring: of all saves, one after the other."""
     states_at: int
     ids_at: int
     held: tuple[Any, ...] = ()
@@ -115,8 +120,8 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
             str(asked["key"]),
             str(asked.get("folder", "")),
             str(asked.get("ids", "")),
-            np.array(ids, dtype=np.int32),
-            np.array(block_ids, dtype=np.int64),
+            array("i", ids),
+            block_ids[: -(-len(ids) // self._block_size)],
         )
         self._ended.append(save)
         return True, {"states": asked}
@@ -130,6 +135,8 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         super().register_kv_caches(kv_caches)
         if not self._is_tp_rank_zero:
             return
+        self._blocks_of_cache = _by_block(self._kv_cache)
+        self._block_bytes = self._block_size * self._contract.bytes_per_token
         cuda = self._kv_cache.device.type == "cuda"
         self._writer = WriterProcess(
             self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._threads
@@ -168,61 +175,49 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
 
     def _next_group(self) -> _Group | None:
         """As many of the waiting as the ring has room for."""
-        room, saves, tokens = self._ring.room(), [], 0
-        while self._waiting:
-            more = tokens + len(self._waiting[0].token_ids)
-            if self._size(more) > room:
+        room, saves = self._ring.room(), list[Save]()
+        tokens = blocks = 0
+        while self._waiting and len(saves) < _GROUP:
+            first = self._waiting[0]
+            if self._size(blocks + len(first.blocks), tokens + len(first.token_ids)) > room:
                 break
             saves.append(self._waiting.popleft())
-            tokens = more
+            blocks, tokens = blocks + len(first.blocks), tokens + len(first.token_ids)
         if not saves:
-            if self._waiting and self._size(len(self._waiting[0].token_ids)) > self._ring.size:
-                raise RuntimeError(
-                    f"a row of {len(self._waiting[0].token_ids)} tokens does not fit into the "
-                    f"ring of {self._ring.size} bytes: raise `ring_bytes` (engine.buffer_mib)"
-                )
+            if self._waiting:
+                self._require_room(self._waiting[0])
             return None
-        start = self._ring.take(self._size(tokens))
-        assert start is not None, "there was room"
+        at = self._ring.take(self._size(blocks, tokens))
+        assert at is not None, "there was room"
         self._sent.append(len(saves))
-        slots_at = start
-        states_at = slots_at + aligned(8 * tokens)
-        ids_at = states_at + aligned(self._contract.bytes_per_token * tokens)
-        slots = self._view(slots_at, 8 * tokens).view(torch.int64)
-        ids = self._view(ids_at, 4 * tokens).view(torch.int32)
-        at = 0
-        within: Any = np.arange(self._block_size, dtype=np.int64)
-        for save in saves:
-            count = len(save.token_ids)
-            every = (save.blocks[:, None] * self._block_size + within).reshape(-1)[:count]
-            slots[at : at + count] = torch.from_numpy(every)
-            ids[at : at + count] = torch.from_numpy(save.token_ids)
-            at += count
-        return _Group(saves, states_at, ids_at, (slots,))
+        listed = self._memory[at : at + 8 * blocks].view(torch.int64)
+        listed.copy_(torch.tensor([block for save in saves for block in save.blocks]))
+        states_at = at + aligned(8 * blocks)
+        ids_at = states_at + aligned(self._block_bytes * blocks)
+        every = b"".join([save.token_ids for save in saves])
+        self._memory[ids_at : ids_at + 4 * tokens] = torch.frombuffer(every, dtype=torch.uint8)
+        return _Group(saves, listed, states_at, ids_at)
 
     def _copy(self, group: _Group) -> None:
-        """Gather the states of a group and copy them into the ring."""
-        (slots,) = group.held
-        tokens = slots.shape[0]
-        target = self._view(group.states_at, self._contract.bytes_per_token * tokens)
-        target = target.view(torch.bfloat16).view(
-            tokens, len(self._contract.layers), self._contract.hidden_size
-        )
-        if self._kv_cache.device.type != "cuda":
-            target.copy_(example.extract_from_kv_cache(self._kv_cache, slots, tokens))
+        """Gather the blocks of a group and copy them into the ring."""
+        cache, count = self._blocks_of_cache, len(group.blocks)
+        target = self._memory[group.states_at : group.states_at + self._block_bytes * count]
+        target = target.view(torch.bfloat16).view(count, *cache.shape[1:])
+        if cache.device.type != "cuda":
+            torch.index_select(cache, 0, group.blocks, out=target)
         else:
             ready = torch.cuda.Event()
             ready.record()
             stream = self._get_copy_stream()
             with torch.cuda.stream(stream):
                 # Before the wait: what comes from pinned memory need not wait for the forward.
-                there = slots.to(self._kv_cache.device, non_blocking=True)
+                blocks = group.blocks.to(cache.device, non_blocking=True)
                 stream.wait_event(ready)
-                states = example.extract_from_kv_cache(self._kv_cache, there, tokens)
+                states = torch.index_select(cache, 0, blocks)
                 target.copy_(states, non_blocking=True)
                 group.event = torch.cuda.Event()
                 group.event.record(stream)
-            group.held = (there, states)
+            group.held = (blocks, states)
         self._copying.append(group)
 
     @staticmethod
@@ -231,20 +226,32 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
 
     def _hand_over(self, group: _Group) -> None:
         assert self._writer is not None
-        states_at, ids_at = group.states_at, group.ids_at
+        states_at, ids_at, rows = group.states_at, group.ids_at, []
         for save in group.saves:
             count = len(save.token_ids)
-            self._writer.hand_over(save.key, save.folder, save.ids_digest, count, states_at, ids_at)
-            states_at += self._contract.bytes_per_token * count
+            rows.append((save.key, save.folder, save.ids_digest, count, states_at, ids_at))
+            states_at += self._block_bytes * len(save.blocks)
             ids_at += 4 * count
+        self._writer.hand_over(rows)
 
-    def _size(self, tokens: int) -> int:
-        """Bytes of the ring for so many tokens: slots, states, ids."""
-        return (
-            aligned(8 * tokens)
-            + aligned(self._contract.bytes_per_token * tokens)
-            + aligned(4 * tokens)
-        )
+    def _size(self, blocks: int, tokens: int) -> int:
+        """Bytes of the ring for a group: its blocks' numbers, their states, the token ids."""
+        return aligned(8 * blocks) + aligned(self._block_bytes * blocks) + aligned(4 * tokens)
 
-    def _view(self, at: int, size: int) -> Any:
-        return self._memory[at : at + size]
+    def _require_room(self, save: Save) -> None:
+        """Raises: RuntimeError: the ring will never have room for a row."""
+        needed = self._size(len(save.blocks), len(save.token_ids))
+        if needed > self._ring.size:
+            raise RuntimeError(
+                f"a row of {len(save.token_ids)} tokens takes {needed} bytes, the ring has "
+                f"{self._ring.size}: raise engine.buffer_mib (`ring_bytes` of the connector)"
+            )
+
+
+def _by_block(cache: Any) -> Any:
+    """The cache as [blocks, tokens of a block, layers, hidden].
+
+    Versions of vLLM order the middle axes differently, over the same memory: the states of a token
+    lie together there, so the layers' axis is the one whose step is one state.
+    """
+    return cache if cache.stride(2) == cache.shape[3] else cache.permute(0, 2, 1, 3)

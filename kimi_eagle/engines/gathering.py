@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kimi_eagle.engines.probe import Probe, probe_rows
+from kimi_eagle.engines.probe import POSITIONS, Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter, StageFailed
 from kimi_eagle.states.checks import BadStates
@@ -57,6 +58,7 @@ class Gathering:
         self._inside = inside
         self.announce: Callable[[str], None] = lambda name: events.emit("shard", name=name)
         """Is given the name of each shard that is whole and proven."""
+        self._proof: Future[None] | None = None
         self._proved = False
         self._closed: list[str] = []
         self._announced: set[str] = set()
@@ -172,20 +174,28 @@ class Gathering:
         self._refusals.add(key, error)
 
     def _prove(self) -> None:
-        """Once the first rows are there, with what the engine says of them."""
-        for key, tokens in self._to_probe.items():
-            if tokens is None or key not in self._places:
-                return
-        for key, tokens in self._to_probe.items():
-            name, listed = self._places[key]
+        """Once the first rows are there, with what the engine says of them; not in the way of the
+        engine, which is fed by this thread meanwhile."""
+        if self._proof is None:
+            known = [(self._places.get(key), said) for key, said in self._to_probe.items()]
+            if all(place is not None and said is not None for place, said in known):
+                pool = ThreadPoolExecutor(1)
+                self._proof = pool.submit(self._compute_proof, known)
+                pool.shutdown(wait=False)
+        elif self._proof.done():
+            self._proof.result()
+            self._proved = True
+            self._spool.prove()
+
+    def _compute_proof(self, rows: Sequence[Any]) -> None:
+        left = POSITIONS
+        for (name, listed), tokens in rows:
             data = bytearray(read_row(self._spool.folder, name, listed, self._contract))
             shape = (listed.tokens, len(self._contract.layers), self._contract.hidden_size)
             states = torch.frombuffer(data, dtype=torch.bfloat16).view(shape)
-            assert tokens is not None
-            self._probe.add(states, tokens)
+            self._probe.add(states[:left], tokens[:left])
+            left -= min(left, listed.tokens)
         self._probe.require(self._min_agreement)
-        self._proved = True
-        self._spool.prove()
 
     def _compare(self, document: Mapping[str, Any]) -> None:
         mine = self._contract.document()

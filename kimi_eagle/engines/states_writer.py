@@ -30,6 +30,7 @@ from kimi_eagle.states.spool import CLOSE, Journal
 
 # How long it sleeps when nothing comes, seconds: how late it notices that it is asked to close.
 _IDLE = 0.01
+_MESSAGE = 1 << 20
 _FOLDER = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -78,10 +79,11 @@ class Writer:
             waits = 0.0 if self._settled() else _IDLE / 5 if self._busy() else _IDLE
             ready, _, _ = select.select([self._socket], [], [], waits)
             if ready:
-                message = self._socket.recv(4096)
+                message = self._socket.recv(_MESSAGE)
                 if not message:
                     break
-                self._take(*json.loads(message))
+                for row in json.loads(message):
+                    self._take(*row)
             self._advance()
             if not ready and not self._busy():
                 self._close_asked()

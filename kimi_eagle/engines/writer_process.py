@@ -1,6 +1,6 @@
 """The engine's end of the writer of shards: a child process, a ring of memory, and a socket.
 
-Each row is one message, `[key, folder, ids, tokens, states_at, ids_at]` as JSON; the writer answers
+A message is JSON, rows `[key, folder, ids, tokens, states_at, ids_at]`; the writer answers
 with one byte for each row that it has let go of, in the order they were handed over. Imports no
 engine.
 """
@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from kimi_eagle.states.contract import LayerContract
 
@@ -48,14 +49,13 @@ class WriterProcess:
         theirs.close()
         os.close(descriptor)
 
-    def hand_over(
-        self, key: str, folder: str, ids: str, tokens: int, states_at: int, ids_at: int
-    ) -> None:
-        """Args: `ids`: the digest that the token ids must have.
+    def hand_over(self, rows: Sequence[tuple[str, str, str, int, int, int]]) -> None:
+        """Args: `rows`: key, folder in the spool, digest that the token ids must have, tokens,
+        where the states and where the ids lie in the ring.
 
         Raises: RuntimeError: the writer has ended.
         """
-        message = json.dumps([key, folder, ids, tokens, states_at, ids_at]).encode("ascii")
+        message = json.dumps(rows).encode("ascii")
         try:
             self._socket.send(message)
         except OSError as error:
