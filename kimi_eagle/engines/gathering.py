@@ -193,8 +193,9 @@ class Gathering:
             data = bytearray(read_row(self._spool.folder, name, listed, self._contract))
             shape = (listed.tokens, len(self._contract.layers), self._contract.hidden_size)
             states = torch.frombuffer(data, dtype=torch.bfloat16).view(shape)
-            self._probe.add(states[:left], tokens[:left])
-            left -= min(left, listed.tokens)
+            if left:
+                self._probe.add(states[:left], tokens[:left])
+                left -= min(left, listed.tokens)
         self._probe.require(self._min_agreement)
 
     def _compare(self, document: Mapping[str, Any]) -> None:
