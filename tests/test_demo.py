@@ -159,31 +159,24 @@ def test_two_trainings_share_one_extraction(
     assert stages["other"]["outputs"] != stages["draft"]["outputs"]
 
 
-def test_training_again_gives_the_same_bytes(
-    store: Path, small: Path, first: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("which", ["demo", "small"])
+def test_a_checkpoint_comes_out_the_same_from_its_record_alone(
+    store: Path,
+    demo: dict[str, Any],
+    first: dict[str, Any],
+    tmp_path: Path,
+    small: Path,
+    which: str,
 ) -> None:
-    """Bitwise on like hardware: another root, another folder, the same checkpoint."""
-    manifest = yaml.safe_load(small.read_text("utf-8"))
-    del manifest["stages"]["score"], manifest["stages"]["release"]
-    path = tmp_path / "again.yaml"
-    path.write_text(yaml.safe_dump(manifest), "utf-8")
-    again = by_name(kimi_eagle(tmp_path / "root", "submit", str(path)))
-    assert again["states"]["metrics"]["rows_extracted"] > 0
-    for name in ("head", "rows", "vocab", "states", "draft"):
-        assert again[name]["outputs"] == first[name]["outputs"], name
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_the_demos_checkpoint_comes_out_the_same_from_its_record_alone(
-    store: Path, demo: dict[str, Any], tmp_path: Path, number: int
-) -> None:
-    """Bitwise, in a fresh root that is given the exported record and the sources, each time."""
-    (checkpoint,) = demo["draft"]["outputs"].values()
+    """Bitwise, in a fresh root that is given the exported record and the sources: extraction,
+    training and all."""
+    (checkpoint,) = {"demo": demo, "small": first}[which]["draft"]["outputs"].values()
+    sources = {"demo": MANIFESTS, "small": small.parent}[which]
     command = [sys.executable, "-m", "kimi_eagle", "--root", str(store), "record", checkpoint]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record = tmp_path / "record.json"
     record.write_text(done.stdout, "utf-8")
-    arguments = ("--record", str(record), "--sources", str(MANIFESTS))
+    arguments = ("--record", str(record), "--sources", str(sources))
     found = kimi_eagle(tmp_path / "root", "reproduce", checkpoint, *arguments)
     assert found["status"] == "identical", found
     assert {stage["status"] for stage in found["stages"]} == {"identical"}

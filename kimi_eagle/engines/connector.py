@@ -11,9 +11,9 @@ nothing here waits for it: the copy runs on a stream of its own, from and to pin
 the ring is full, blocks are kept until the writer has caught up: a slow disk slows the engine, and
 memory stays bounded.
 
-A request asks for its states with `kv_transfer_params: {"states": {"key": …, "ids": …}}`, where
-`ids` is the digest of the token ids it means (`engines.todo`); one that does not ask is served as
-ever. It builds on vLLM's example connector for what differs from version to version of vLLM: where
+A request asks for its states with `kv_transfer_params: {"states": "<key> <ids> <folder>"}`: its row
+key, the digest of the token ids it means (`engines.todo`), and a folder of the spool, or nothing.
+One that does not ask is served as ever. It builds on vLLM's example connector for what differs from version to version of vLLM: where
 the cache is and how it is laid out.
 """
 
@@ -115,13 +115,10 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         ids = request.prompt_token_ids
         if not asked or not ids or request.num_computed_tokens < len(ids):
             return False, None  # nobody asked, or it was aborted before its end
+        key, ids_digest, folder = (*str(asked).split(" "), "", "", "")[:3]
+        needed = -(-len(ids) // self._block_size)
         save = Save(
-            request.request_id,
-            str(asked["key"]),
-            str(asked.get("folder", "")),
-            str(asked.get("ids", "")),
-            array("i", ids),
-            block_ids[: -(-len(ids) // self._block_size)],
+            request.request_id, key, folder, ids_digest, array("i", ids), block_ids[:needed]
         )
         self._ended.append(save)
         return True, {"states": asked}

@@ -84,13 +84,8 @@ class Gathering:
 
     def asks(self, row: int) -> dict[str, Any]:
         """What the connector must be told with a row (`kv_transfer_params`)."""
-        return {
-            "states": {
-                "key": self.todo.keys[row],
-                "ids": self.todo.ids_digest(row),
-                "folder": self._inside,
-            }
-        }
+        # One string: vLLM copies what it is given deeply, for each request.
+        return {"states": f"{self.todo.keys[row]} {self.todo.ids_digest(row)} {self._inside}"}
 
     def ranked(self, row: int, tokens: Sequence[int]) -> None:
         """What the engine ranks first after each position of one of the first rows."""

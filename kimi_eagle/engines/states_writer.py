@@ -168,8 +168,7 @@ class Writer:
             folder.journal.say(line)
             return
         row.filled.result()
-        place = {"shard": row.shard.name, "start": row.start, "tokens": row.tokens}
-        folder.journal.say({"row": row.key, "digest": row.digest, **place})
+        folder.journal.row(row.key, row.digest, row.shard.name, row.start, row.tokens)
         last = row.start + row.tokens == row.shard.tokens
         if last and row.shard is not folder.open:
             folder.journal.say({"closed": row.shard.close()})

@@ -18,6 +18,7 @@ from kimi_eagle.states.checks import BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shards import ShardWriter
+from kimi_eagle.states.spool import Spool
 
 
 def extract(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
                 writer.add(key, states, tokens)
         if row == probing - 1:
             probe.require(job["min_agreement"])
+            Spool(Path(job["shards"])).prove()
             for item in held:
                 writer.add(*item)
         done += len(tokens)

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import OpenShard
+from kimi_eagle.states.spool import Journal
 
 
 def content_digest(states: Any) -> str:
@@ -30,6 +31,8 @@ class ShardWriter:
         self._limit = limit
         self._announce = announce
         self._open: OpenShard | None = None
+        # What lies in a shard that is not closed yet can be kept after a kill.
+        self._journal = Journal(folder, contract)
         self.digests: dict[str, str] = {}
 
     def add(self, key: str, states: Any, token_ids: Any) -> None:
@@ -41,6 +44,7 @@ class ShardWriter:
         ids = token_ids.to(torch.int32).numpy().tobytes()
         start = self._open.place(key, len(states), self.digests[key], ids)
         self._open.fill(start, data.cast("B"))
+        self._journal.row(key, self.digests[key], self._open.name, start, len(states))
         if self._open.size >= self._limit:
             self.flush()
 

@@ -43,8 +43,10 @@ class Journal:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         os.write(self._file, text.encode("utf-8"))
 
-    def end(self) -> None:
-        os.close(self._file)
+    def row(self, key: str, digest: str, shard: str, start: int, tokens: int) -> None:
+        """A row whose states are filled."""
+        place = {"shard": shard, "start": start, "tokens": tokens}
+        self.say({"row": key, "digest": digest, **place})
 
 
 class Spool:
