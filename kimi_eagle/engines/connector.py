@@ -13,8 +13,8 @@ memory stays bounded.
 
 A request asks for its states with `kv_transfer_params: {"states": "<key> <ids> <folder>"}`: its row
 key, the digest of the token ids it means (`engines.todo`), and a folder of the spool, or nothing.
-One that does not ask is served as ever. It builds on vLLM's example connector for what differs from version to version of vLLM: where
-the cache is and how it is laid out.
+One that does not ask is served as ever. It builds on vLLM's example connector for what differs
+from version to version of vLLM: where the cache is and how it is laid out.
 """
 
 from __future__ import annotations
