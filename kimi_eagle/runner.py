@@ -22,11 +22,12 @@ from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.books import Books
+from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.history import History
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
-from kimi_eagle.plan import RUN, StagePlan, plan, versions_of
+from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
 from kimi_eagle.registry.ledger import Ledger, Reuse
@@ -54,6 +55,7 @@ class Runner:
         self.history = History(self.registry, self.objects, self.root, self.digests)
         self._reporter = reporter
         self.books = Books(self.root, self.registry, reporter.note)
+        self.forecaster = Forecaster(self.root, self.registry, self.objects)
         self._attempts = Attempts(self.root, self.registry, self.objects, self.digests, reporter)
         if self.registry.journal_mode != "WAL":
             reporter.note(
@@ -81,6 +83,27 @@ class Runner:
             versions_of(environment()),
             partial(self.named, pins),
         )
+
+    def forecast(
+        self, loaded: LoadedManifest, pins: Pins, stages: Sequence[StagePlan]
+    ) -> dict[str, Forecast]:
+        """What stages that are not reused would write to the state store, as far as is known."""
+        found = {}
+        for stage in stages:
+            if not makes_states(stage.kind) or stage.action == REUSE:
+                continue
+            params = loaded.manifest.stages[stage.name]
+            rows = dict(loaded.manifest.upstream(stage.name))["rows"]
+            forecast = self.forecaster.of(
+                params,
+                pins.verifier.facts,
+                stage.inputs["verifier"][0],
+                next(iter(stage.inputs.get("rows", ())), None),
+                pins.stages[rows],
+            )
+            if forecast is not None:
+                found[stage.name] = forecast
+        return found
 
     def named(self, pins: Pins, digest: str) -> ArtifactRecord | None:
         """What is known of an artifact: from outside, as it is now, or as it once was."""
@@ -167,15 +190,19 @@ class Runner:
             waiting = [stage for stage in stages if stage.action == RUN]
             if not waiting:
                 return
-            stage = waiting[0]
+            refused = self._refused(loaded, pins, waiting, settled)
+            stage, why_not = refused or (waiting[0], None)
             with self._sole(stage):
                 made = self.registry.made_by_key(str(stage.key))
                 if made is not None and self.history.trouble(made) is None:
                     continue  # another run made it meanwhile: the next plan reuses it
-                if stage.kind == "extract":
+                if makes_states(stage.kind):
                     self.history.check_shards()  # it takes every row that is listed for whole
                 result = self._attempts.execute(
-                    outcome.run_id, stage, self._given(loaded, stage, pins, settled)
+                    outcome.run_id,
+                    stage,
+                    self._given(loaded, stage, pins, settled),
+                    why_not=why_not,
                 )
             outcome.stages.append(result)
             self._reporter.stage_ended(result)
@@ -184,6 +211,24 @@ class Runner:
             fresh = self.registry.made_by_key(str(stage.key))
             assert fresh is not None, "an executed stage is in the registry"
             settled[stage.name] = fresh
+
+    def _refused(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        waiting: Sequence[StagePlan],
+        settled: Mapping[str, ExecutionRecord],
+    ) -> tuple[StagePlan, str] | None:
+        """The first stage whose hidden states do not fit where they are kept, and why: it fails
+        before hours go into the stages before it. An estimate refuses nothing."""
+        for name, forecast in self.forecast(loaded, pins, waiting).items():
+            given = {source for _, source in loaded.manifest.upstream(name)}
+            if forecast.basis or not given <= settled.keys():
+                continue
+            trouble = self.forecaster.trouble(forecast, loaded.manifest.store.quota_bytes)
+            if trouble is not None:
+                return next(stage for stage in waiting if stage.name == name), trouble
+        return None
 
     def _settle(
         self,
