@@ -22,20 +22,24 @@ from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.books import Books
+from kimi_eagle.eviction import ALIVE as ALIVE
+from kimi_eagle.eviction import release_states
 from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.history import History
 from kimi_eagle.manifest.load import LoadedManifest
+from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
 from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
+from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
 from kimi_eagle.stages.catalog import KINDS
+from kimi_eagle.terminal import human_size
 
 # Folders directly under the root that are not runs.
-ALIVE = ".alive"
 LOCKS = ".locks"
 
 
@@ -185,8 +189,10 @@ class Runner:
 
     def _loop(self, loaded: LoadedManifest, pins: Pins, outcome: RunOutcome) -> None:
         settled: dict[str, ExecutionRecord] = {}
+        released: set[str] = set()
         while True:
             stages = self._settle(loaded, pins, settled, outcome)
+            self._release(loaded, settled, released, outcome.run_id)
             waiting = [stage for stage in stages if stage.action == RUN]
             if not waiting:
                 return
@@ -211,6 +217,29 @@ class Runner:
             fresh = self.registry.made_by_key(str(stage.key))
             assert fresh is not None, "an executed stage is in the registry"
             settled[stage.name] = fresh
+
+    def _release(
+        self,
+        loaded: LoadedManifest,
+        settled: Mapping[str, ExecutionRecord],
+        released: set[str],
+        run_id: str,
+    ) -> None:
+        """Evict hidden states that are not to be kept, once every stage that takes them is done."""
+        for name, takers in short_lived(loaded.manifest).items():
+            if name in released or not takers or not {name, *takers} <= settled.keys():
+                continue
+            released.add(name)
+            (digest,) = settled[name].outputs.values()
+            found = release_states(self.root, self.objects, Keeper(self.registry), digest, run_id)
+            if found.why_not:
+                if self.objects.path(digest).is_dir():
+                    self._reporter.note(f"{name}: its hidden states are kept: {found.why_not}")
+                continue
+            self._reporter.note(
+                f"{name}: its hidden states were evicted (keep: none): {human_size(found.bytes)} "
+                "freed; they are made again when something needs them"
+            )
 
     def _refused(
         self,
@@ -347,3 +376,16 @@ def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
         if name in metrics:
             metrics[name] = 0
     return metrics
+
+
+def short_lived(manifest: Manifest) -> dict[str, list[str]]:
+    """Stages whose hidden states last only as long as a run needs them, and what takes these."""
+    return {
+        name: [
+            taker
+            for taker in manifest.stages
+            if name in {source for _, source in manifest.upstream(taker)}
+        ]
+        for name, params in manifest.stages.items()
+        if makes_states(params.kind) and getattr(params, "keep", None) == "none"
+    }

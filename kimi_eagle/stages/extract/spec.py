@@ -38,6 +38,10 @@ class ExtractParams(StageParams):
     """Rows whose states may be refused (not finite, all zero, of other tokens): how many, or below
     1 which share of the rows. They are counted and listed, and training leaves them out; one more
     fails the stage."""
+    keep: Annotated[Literal["all", "none"], OUTSIDE_KEY] = "all"
+    """`none`: once the run's stages that take these states are done, the states are evicted as
+    `gc` does it, so that a disk holds one training's at a time; who needs them later has them
+    extracted again."""
     shard_bytes: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 512 * 1024 * 1024
     """About how large one shard of the state store becomes."""
 
