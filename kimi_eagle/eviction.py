@@ -81,6 +81,9 @@ def release_states(root: Path, objects: Objects, keeper: Keeper, digest: str, ru
         with gate(root, shared=False):
             if digest in keeper.pins():
                 return Released(0, "it is pinned")
+            # None can come to hold it while the gate is closed.
+            if digest in keeper.held_by(others()):
+                return Released(0, "another run works with it")
             stored = {record.digest: record for record in keeper.stored()}
             listed = {
                 record.digest: listed_rows(objects, record)
