@@ -91,7 +91,7 @@ class Forecaster:
             params: the stage's.
             verifier: the verifier's digest.
             rows: digest of the rows artifact, where it is known.
-            sources: what the stage that makes the rows pins, by role.
+            sources: what it and the stage that makes the rows pin, by role.
         """
         contract = contract_of(params, facts)
         if rows is not None:
@@ -100,10 +100,13 @@ class Forecaster:
                 return self._counted(path, verifier, contract)
             except OSError:
                 pass  # evicted, or damaged: then it is made again
+        each = contract.bytes_per_token + _BYTES_OF_IDS
+        if params.kind == "import_states":
+            size = sum(item.record.bytes for item in sources["samples"])
+            return Forecast(size // each, size, None, "the size of its samples")
         tokens, basis = self._estimated(sources)
         if tokens is None:
             return None
-        each = contract.bytes_per_token + _BYTES_OF_IDS
         return Forecast(tokens, tokens * each, None, basis)
 
     def trouble(self, forecast: Forecast, quota: int | None) -> str | None:

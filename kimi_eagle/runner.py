@@ -103,7 +103,7 @@ class Runner:
                 pins.verifier.facts,
                 stage.inputs["verifier"][0],
                 next(iter(stage.inputs.get("rows", ())), None),
-                pins.stages[rows],
+                {**pins.stages[rows], **pins.stages[stage.name]},
             )
             if forecast is not None:
                 found[stage.name] = forecast
@@ -372,7 +372,7 @@ def interruptible() -> Iterator[None]:
 def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
     """Metrics of a reused stage: what is true of its outputs, with nothing claimed as work done."""
     metrics = dict(made.metrics)
-    for name in ("rows_extracted", "tokens_extracted"):
+    for name in ("rows_extracted", "tokens_extracted", "rows_imported", "tokens_imported"):
         if name in metrics:
             metrics[name] = 0
     return metrics
