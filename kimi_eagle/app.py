@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
+from kimi_eagle.forecast import Forecast
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
 from kimi_eagle.pins import open_verifier, pin
@@ -32,6 +33,12 @@ class Validation:
 @dataclass(frozen=True)
 class Planned:
     stages: list[StagePlan]
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+    """Of stages that would write hidden states, by name."""
+    free_bytes: int = 0
+    """On the file system where hidden states are kept."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """Why what they would write does not fit, by name."""
 
     def counts(self) -> dict[str, int]:
         return {
@@ -50,10 +57,18 @@ class Planned:
                     "key": stage.key,
                     "reasons": stage.reasons,
                     "outputs": dict(stage.made.outputs) if stage.made else {},
+                    **self._forecast(stage.name),
                 }
                 for stage in self.stages
             ]
         }
+
+    def _forecast(self, stage: str) -> dict[str, Any]:
+        forecast = self.forecasts.get(stage)
+        if forecast is None:
+            return {}
+        fits = {"free_bytes": self.free_bytes, "trouble": self.troubles.get(stage)}
+        return {"forecast": {**forecast.document(), **fits}}
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,16 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
-        return Planned(runner.plan(loaded, pin(loaded, runner.digests)))
+        pins = pin(loaded, runner.digests)
+        stages = runner.plan(loaded, pins)
+        forecasts = runner.forecast(loaded, pins, stages)
+        quota = loaded.manifest.store.quota_bytes
+        troubles = {
+            name: trouble
+            for name, forecast in forecasts.items()
+            if (trouble := runner.forecaster.trouble(forecast, quota)) is not None
+        }
+        return Planned(stages, forecasts, runner.forecaster.free(), troubles)
     finally:
         runner.close()
 

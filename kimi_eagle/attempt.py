@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.digests import Digests
+from kimi_eagle.artifacts.files import write_text
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.books import Books
@@ -107,14 +108,21 @@ class Attempts:
         self._executor = LocalExecutor()
 
     def execute(
-        self, run_id: str, stage: StagePlan, given: StageInputs, *, disposition: str = "executed"
+        self,
+        run_id: str,
+        stage: StagePlan,
+        given: StageInputs,
+        *,
+        disposition: str = "executed",
+        why_not: str | None = None,
     ) -> StageOutcome:
         """Run a stage to its end and record it as `disposition`, or as failed.
 
-        Anything else that `disposition` says than `executed` is not found by key later on.
+        Anything else that `disposition` says than `executed` is not found by key later on. With
+        `why_not` it is not started, and recorded as failed for that reason.
         """
         with ExitStack() as recorded:
-            return self._execute(run_id, stage, given, disposition, recorded)
+            return self._execute(run_id, stage, given, disposition, recorded, why_not)
 
     def _execute(
         self,
@@ -123,6 +131,7 @@ class Attempts:
         given: StageInputs,
         disposition: str,
         recorded: ExitStack,
+        why_not: str | None,
     ) -> StageOutcome:
         """Args: `recorded` ends when the outcome is in the registry."""
         key, document = str(stage.key), stage.document or {}
@@ -149,6 +158,9 @@ class Attempts:
         outputs: dict[str, ArtifactRecord] = {}
         with self._staging(attempt) as folder:
             try:
+                if why_not is not None:
+                    write_text(log, f"not started: {why_not}\n")
+                    raise StageFailed(why_not)
                 job = self._job(stage, given, folder)
                 _unchanged(stage, given)
                 code = self._work(stage, job, log)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,15 +20,14 @@ from kimi_eagle.artifacts import journal
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
+from kimi_eagle.eviction import STATES, Needs, alive, listed_rows, take_away
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper, Pin, Shard
 from kimi_eagle.registry.store import Registry
-from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
-from kimi_eagle.survey import Leftover, alive, survey
+from kimi_eagle.survey import Leftover, survey
 
 # What people came for: never evicted unless they ask for it.
 RESULTS = frozenset({"checkpoint", "evaluation", "release"})
-STATES = "states"
 
 
 @dataclass(frozen=True)
@@ -166,26 +165,16 @@ class Collector:
         return collected
 
     def _evict(self, collected: Collected, grave: Path) -> None:
-        going, leaving = self._keeper.evict(
+        going, leaving = take_away(
+            self._objects,
+            self._keeper,
             [item.digest for item in collected.evicted],
             [item.digest for item in collected.shards],
             lambda: alive(self.root),
-            self._note_evicted,
+            grave,
         )
         collected.evicted = [item for item in collected.evicted if item.digest in going]
         collected.shards = [item for item in collected.shards if item.digest in leaving]
-        for digest in going:
-            with suppress(FileNotFoundError):
-                self._objects.path(digest).rename(grave / digest)
-        for digest in leaving:
-            path = shard_path(self.root, digest)
-            for file in (path, path.with_suffix(".json")):
-                with suppress(FileNotFoundError):
-                    file.rename(grave / file.name)
-
-    def _note_evicted(self, digests: Sequence[str]) -> None:
-        if digests:
-            journal.note(self.root, journal.EVICTED, digests)
 
     def _choose(self, policy: Policy, collected: Collected) -> None:
         """Fill in what goes by policy."""
@@ -219,7 +208,9 @@ class Collector:
             (record for record in records if may_go(record)),
             key=lambda r: (r.kind != STATES, used.get(r.digest, ""), r.digest),
         )
-        needs = _Needs(shards, {r.digest: self._keys(r) for r in records if r.kind == STATES})
+        needs = Needs(
+            shards, {r.digest: listed_rows(self._objects, r) for r in records if r.kind == STATES}
+        )
         excess = None
         if policy.max_bytes is not None:
             excess = collected.store_bytes - policy.max_bytes
@@ -249,43 +240,6 @@ class Collector:
                     making.resources.get("gpu_seconds"),
                 )
             )
-
-    def _keys(self, record: ArtifactRecord) -> set[str]:
-        """The rows that a states artifact lists; none where the list is damaged."""
-        try:
-            text = (self._objects.path(record.digest) / ROWS).read_text("utf-8")
-            return set(stored_digests(text))
-        except (OSError, ValueError):
-            return set()
-
-
-class _Needs:
-    """Which shards which states artifacts need, as artifacts go."""
-
-    def __init__(self, shards: Sequence[Shard], listed: dict[str, set[str]]):
-        """Args: `listed`: the rows of each states artifact, by its digest."""
-        self._shards = {shard.digest: shard for shard in shards}
-        place = {key: shard.digest for shard in shards for key in shard.keys}
-        self._of: dict[str, set[str]] = {
-            digest: {place[key] for key in keys if key in place} for digest, keys in listed.items()
-        }
-        self._takers: dict[str, set[str]] = {digest: set() for digest in self._shards}
-        for digest, needed in self._of.items():
-            for shard in needed:
-                self._takers[shard].add(digest)
-
-    def unneeded(self) -> list[Shard]:
-        """Shards that no artifact needs, oldest first."""
-        return [self._shards[digest] for digest, takers in self._takers.items() if not takers]
-
-    def without(self, artifact: str) -> list[Shard]:
-        """Take an artifact out; returns the shards that nothing needs from then on."""
-        freed = []
-        for shard in sorted(self._of.pop(artifact, ())):
-            self._takers[shard].discard(artifact)
-            if not self._takers[shard]:
-                freed.append(self._shards[shard])
-        return freed
 
 
 def _moment(age: timedelta | None) -> str:

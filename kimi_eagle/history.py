@@ -46,7 +46,7 @@ class History:
             found = self._states_trouble(record)
         named = f"{record.kind} {record.digest[:12]}"
         if record.state == "evicted" and found is not None:
-            return f"{named} was evicted by `kimi-eagle gc`"
+            return f"{named} was evicted (by `kimi-eagle gc`, or as `keep: none` has it)"
         if record.state == "missing" and found is None:
             return (
                 f"{named} was found damaged by `kimi-eagle verify` (if it was mended since, "

@@ -13,6 +13,8 @@ from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import SourceFiles, VerifierFiles
+from kimi_eagle.stages.extract.spec import ExtractParams
+from kimi_eagle.stages.import_states.spec import ImportStatesParams
 from kimi_eagle.verifiers.facts import VerifierError
 from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
 
@@ -82,7 +84,7 @@ def open_verifier(loaded: LoadedManifest) -> VerifierFolder:
     except VerifierError as error:
         raise loaded.error(("verifier", "path"), str(error)) from None
     for name, stage in loaded.manifest.stages.items():
-        if stage.kind == "extract":
+        if isinstance(stage, ExtractParams | ImportStatesParams):
             try:
                 folder.facts.aux_layers(stage.layers)
             except VerifierError as error:

@@ -44,6 +44,8 @@ _PACE_SECONDS = 1.0
 _HEADLINES: dict[str, tuple[str, ...]] = {
     "head": ("bytes",),
     "prepare": ("rows", "tokens", "supervised_tokens", "rejected"),
+    "import_rows": ("rows", "rows_val", "tokens", "supervised_tokens", "rejected"),
+    "import_states": ("rows", "rows_imported", "agreement", "rows_refused"),
     "extract": ("rows", "rows_extracted", "tokens_extracted", "agreement"),
     "vocab": ("size", "coverage"),
     "train": ("epoch", "val_loss", "full_acc_0", "steps"),

@@ -88,6 +88,10 @@ def planned(found: Planned, *, as_json: bool) -> None:
             for number, stage in enumerate(found.stages, 1)
         ],
     )
+    for name, forecast in found.forecasts.items():
+        trouble = found.troubles.get(name)
+        free = f"{forecast.says()} to write, {human_size(found.free_bytes)} free"
+        print(f"{name}: {trouble or free}", file=sys.stderr)
     counts = ", ".join(f"{count} {action}" for action, count in found.counts().items() if count)
     print(f"{counts}. Nothing was started.", file=sys.stderr)
 

@@ -28,6 +28,7 @@ from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.comparison import Difference
 from kimi_eagle.environments import changes, dirty
+from kimi_eagle.forecast import makes_states
 from kimi_eagle.harvest import StateStore
 from kimi_eagle.identity import short, stage_key
 from kimi_eagle.manifest.check import validate
@@ -386,7 +387,7 @@ class Reproducer:
         found = outcome.outputs[KINDS[stage.kind].output]
         self._remade[stage.name] = found
         if found == expected.digest:
-            if stage.kind == "extract":
+            if makes_states(stage.kind):
                 self._adopt(found, states)
             if damage is not None:
                 notes.append({"note": f"{damage}: what was made this time took its place"})
@@ -412,7 +413,7 @@ class Reproducer:
             stage.inputs[role] = [digest]
             if digest != self._expected(self._stages[source]):
                 notes.append({"note": f"made from the {role} of this time, which are others"})
-            if self._stages[source].kind == "extract" and self._remade.get(source) != digest:
+            if makes_states(self._stages[source].kind) and self._remade.get(source) != digest:
                 store = StateStore(self._runner.root, self._runner.registry)
         kind, params = KINDS[stage.kind], loaded.manifest.stages[stage.name]
         identity = kind.identity(params, pins.verifier.facts)
@@ -438,7 +439,7 @@ class Reproducer:
         runner = self._runner
         scratch = states.root / "compared"
         try:
-            if stage.kind == "extract":
+            if makes_states(stage.kind):
                 # Its rows go with this attempt: only how they were made is kept.
                 runner.registry.set_state(found.digest, "evicted")
                 return comparison.compare_states(

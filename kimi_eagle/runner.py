@@ -22,21 +22,26 @@ from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.books import Books
+from kimi_eagle.eviction import ALIVE as ALIVE
+from kimi_eagle.eviction import release_states
+from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
 from kimi_eagle.job import SHARDS
 from kimi_eagle.manifest.load import LoadedManifest
+from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
-from kimi_eagle.plan import RUN, StagePlan, plan, versions_of
+from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
+from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
 from kimi_eagle.stages.catalog import KINDS
+from kimi_eagle.terminal import human_size
 
 # Folders directly under the root that are not runs.
-ALIVE = ".alive"
 LOCKS = ".locks"
 
 
@@ -56,6 +61,7 @@ class Runner:
         self.history = History(self.registry, self.objects, self.root, self.digests)
         self._reporter = reporter
         self.books = Books(self.root, self.registry, reporter.note)
+        self.forecaster = Forecaster(self.root, self.registry, self.objects)
         self._attempts = Attempts(self.root, self.registry, self.objects, self.digests, reporter)
         if self.registry.journal_mode != "WAL":
             reporter.note(
@@ -83,6 +89,27 @@ class Runner:
             versions_of(environment()),
             partial(self.named, pins),
         )
+
+    def forecast(
+        self, loaded: LoadedManifest, pins: Pins, stages: Sequence[StagePlan]
+    ) -> dict[str, Forecast]:
+        """What stages that are not reused would write to the state store, as far as is known."""
+        found = {}
+        for stage in stages:
+            if not makes_states(stage.kind) or stage.action == REUSE:
+                continue
+            params = loaded.manifest.stages[stage.name]
+            rows = dict(loaded.manifest.upstream(stage.name))["rows"]
+            forecast = self.forecaster.of(
+                params,
+                pins.verifier.facts,
+                stage.inputs["verifier"][0],
+                next(iter(stage.inputs.get("rows", ())), None),
+                {**pins.stages[rows], **pins.stages[stage.name]},
+            )
+            if forecast is not None:
+                found[stage.name] = forecast
+        return found
 
     def named(self, pins: Pins, digest: str) -> ArtifactRecord | None:
         """What is known of an artifact: from outside, as it is now, or as it once was."""
@@ -164,20 +191,26 @@ class Runner:
 
     def _loop(self, loaded: LoadedManifest, pins: Pins, outcome: RunOutcome) -> None:
         settled: dict[str, ExecutionRecord] = {}
+        released: set[str] = set()
         while True:
             stages = self._settle(loaded, pins, settled, outcome)
+            self._release(loaded, settled, released, outcome.run_id)
             waiting = [stage for stage in stages if stage.action == RUN]
             if not waiting:
                 return
-            stage = waiting[0]
+            refused = self._refused(loaded, pins, waiting, settled)
+            stage, why_not = refused or (waiting[0], None)
             with self._sole(stage):
                 made = self.registry.made_by_key(str(stage.key))
                 if made is not None and self.history.trouble(made) is None:
                     continue  # another run made it meanwhile: the next plan reuses it
-                if stage.kind == "extract":
+                if makes_states(stage.kind):
                     self.history.check_shards()  # it takes every row that is listed for whole
                 result = self._attempts.execute(
-                    outcome.run_id, stage, self._given(loaded, stage, pins, settled)
+                    outcome.run_id,
+                    stage,
+                    self._given(loaded, stage, pins, settled),
+                    why_not=why_not,
                 )
             outcome.stages.append(result)
             self._reporter.stage_ended(result)
@@ -186,6 +219,47 @@ class Runner:
             fresh = self.registry.made_by_key(str(stage.key))
             assert fresh is not None, "an executed stage is in the registry"
             settled[stage.name] = fresh
+
+    def _release(
+        self,
+        loaded: LoadedManifest,
+        settled: Mapping[str, ExecutionRecord],
+        released: set[str],
+        run_id: str,
+    ) -> None:
+        """Evict hidden states that are not to be kept, once every stage that takes them is done."""
+        for name, takers in short_lived(loaded.manifest).items():
+            if name in released or not takers or not {name, *takers} <= settled.keys():
+                continue
+            released.add(name)
+            (digest,) = settled[name].outputs.values()
+            found = release_states(self.root, self.objects, Keeper(self.registry), digest, run_id)
+            if found.why_not:
+                if self.objects.path(digest).is_dir():
+                    self._reporter.note(f"{name}: its hidden states are kept: {found.why_not}")
+                continue
+            self._reporter.note(
+                f"{name}: its hidden states were evicted (keep: none): {human_size(found.bytes)} "
+                "freed; they are made again when something needs them"
+            )
+
+    def _refused(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        waiting: Sequence[StagePlan],
+        settled: Mapping[str, ExecutionRecord],
+    ) -> tuple[StagePlan, str] | None:
+        """The first stage whose hidden states do not fit where they are kept, and why: it fails
+        before hours go into the stages before it. An estimate refuses nothing."""
+        for name, forecast in self.forecast(loaded, pins, waiting).items():
+            given = {source for _, source in loaded.manifest.upstream(name)}
+            if forecast.basis or not given <= settled.keys():
+                continue
+            trouble = self.forecaster.trouble(forecast, loaded.manifest.store.quota_bytes)
+            if trouble is not None:
+                return next(stage for stage in waiting if stage.name == name), trouble
+        return None
 
     def _settle(
         self,
@@ -303,7 +377,20 @@ def interruptible() -> Iterator[None]:
 def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
     """Metrics of a reused stage: what is true of its outputs, with nothing claimed as work done."""
     metrics = dict(made.metrics)
-    for name in ("rows_extracted", "tokens_extracted"):
+    for name in ("rows_extracted", "tokens_extracted", "rows_imported", "tokens_imported"):
         if name in metrics:
             metrics[name] = 0
     return metrics
+
+
+def short_lived(manifest: Manifest) -> dict[str, list[str]]:
+    """Stages whose hidden states last only as long as a run needs them, and what takes these."""
+    return {
+        name: [
+            taker
+            for taker in manifest.stages
+            if name in {source for _, source in manifest.upstream(taker)}
+        ]
+        for name, params in manifest.stages.items()
+        if makes_states(params.kind) and getattr(params, "keep", None) == "none"
+    }

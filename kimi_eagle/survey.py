@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.artifacts.locks import held
 from kimi_eagle.artifacts.objects import STAGING
+from kimi_eagle.eviction import alive as alive
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper
-from kimi_eagle.runner import ALIVE
 
 OBJECTS, STATES = "objects", "states"
 
@@ -39,11 +38,6 @@ class Survey:
     """Artifacts and shards with a whole record of their own that the registry lacks altogether:
     `registry rebuild` takes them in."""
     leftovers: list[Leftover] = field(default_factory=list)
-
-
-def alive(root: Path) -> set[str]:
-    """The ids of runs with a living process."""
-    return {path.parent.name for path in root.glob(f"*/{ALIVE}") if held(path)}
 
 
 def survey(root: Path, keeper: Keeper) -> Survey:

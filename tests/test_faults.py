@@ -23,13 +23,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import HEAD, Answer, Project, halted_worker_of, kill, new_project, wait_for, workers
+from disks import disk as disk
+from disks import fill
 
 from kimi_eagle.identity import digest_file, digest_tree
 
@@ -361,29 +363,6 @@ def made_of_other_bytes(root: Path, name: str) -> list[str]:
 
 
 # Disks
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(disk: Path, free: int) -> Path:
-    """Fill a disk up to `free` bytes; returns the file that does it."""
-    filler = disk / "filler"
-    with filler.open("wb") as file:
-        file.truncate(0)
-        left = shutil.disk_usage(disk).free - free
-        file.write(bytes(max(left, 0)))
-    return filler
 
 
 @pytest.mark.slow

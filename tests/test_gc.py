@@ -83,7 +83,7 @@ def test_what_was_made_of_an_evicted_artifact_is_still_reused(
     assert after["edges"] == before["edges"]
     planned = made.plan()["rows"]
     assert planned["action"] == "reuse"
-    assert any("was evicted by `kimi-eagle gc`" in reason for reason in planned["reasons"])
+    assert any("was evicted (by `kimi-eagle gc`" in reason for reason in planned["reasons"])
     assert "gone from the disk, but nothing needs it" in planned["reasons"]
     again = made.submit()
     assert again.dispositions == REUSED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +239,24 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert torch.equal(read, states)
         assert torch.equal(tokens.to(torch.int64), ids)
         assert content_digest(read) == places[key].digest
+
+
+def test_a_row_is_looked_at_in_place_and_never_changed_for_others(tmp_path: Path) -> None:
+    reader, places = _write(tmp_path, {"a": (_states(6), IDS), "b": (_states(4), IDS[:4])})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    first, _ = reader.read(places["b"])
+    again, _ = reader.read(places["b"])
+    assert first.data_ptr() == again.data_ptr(), "nothing was copied"
+    first[:] = 0  # a mistake of who was given it
+    assert {path: path.read_bytes() for path in before} == before
+    other = pickle.loads(pickle.dumps(reader))
+    assert content_digest(other.read(places["b"])[0]) == places["b"].digest
+
+
+def test_a_row_that_ends_after_its_shard_is_no_row(tmp_path: Path) -> None:
+    reader, places = _write(tmp_path, {"a": (_states(6), IDS)})
+    with pytest.raises(ValueError, match="holds 6 tokens, a row of it ends at 7"):
+        reader.read(replace(places["a"], start=1))
 
 
 @pytest.mark.parametrize(

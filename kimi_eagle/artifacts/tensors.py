@@ -4,9 +4,11 @@ at hand. Needs no library of tensors."""
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from blake3 import blake3
 
@@ -57,15 +59,27 @@ def counts(path: Path, name: str) -> dict[int, int]:
     Raises:
         OSError: the file cannot be read as one, or has no such tensor.
     """
+    return dict(Counter(numbers(path, name, "I32")))
+
+
+def numbers(path: Path, name: str, dtype: Literal["I32", "I64"]) -> array[int]:
+    """A tensor of whole numbers of a safetensors file, flat.
+
+    Raises:
+        OSError: the file cannot be read as one, or has no such tensor of this type.
+    """
     try:
         entry = safetensors_header(path)[name]
     except (VerifierError, KeyError) as error:
         raise OSError(f"{path}: {error}") from None
-    if entry["dtype"] != "I32":
-        raise OSError(f"{path}: {name} is {entry['dtype']}, not I32")
+    if entry["dtype"] != dtype:
+        raise OSError(f"{path}: {name} is {entry['dtype']}, not {dtype}")
     start, end = entry["data_offsets"]
+    found = array("i" if dtype == "I32" else "q")
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         file.seek(8 + length + start)
-        data = file.read(end - start)
-    return dict(Counter(number for (number,) in struct.iter_unpack("<i", data)))
+        found.frombytes(file.read(end - start))
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found

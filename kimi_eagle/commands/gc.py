@@ -8,10 +8,9 @@ import sys
 from datetime import timedelta
 
 from kimi_eagle.commands.parsing import DONE, Subparsers, command
+from kimi_eagle.sizes import parse_size
 
 _AGE = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE = _DECIMAL | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def add(commands: Subparsers) -> None:
@@ -67,14 +66,11 @@ def age(text: str) -> timedelta:
 
 
 def size(text: str) -> int:
-    """`500GB`, `1.5TiB`, plain bytes. Raises: ArgumentTypeError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text, re.ASCII)
-    unit = found[2].upper() if found else None
-    if found is None or unit not in _SIZE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no size: give bytes, or a number and a unit, for example 500GB or 2TiB"
-        )
-    return int(float(found[1]) * _SIZE[unit])
+    """As `sizes.parse_size`. Raises: ArgumentTypeError."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def count(text: str) -> int:

@@ -90,38 +90,43 @@ class Probe:
         self._slots = 0
         self.count = 0
 
-    def add(self, states: Any, tokens: Sequence[int]) -> None:
+    def add(self, states: Any, tokens: Sequence[int], known: Any | None = None) -> None:
         """Take one row, or the beginning of one.
 
         Args:
             states: [positions, layers, hidden]; the last slot is the one that is claimed to hold
                 the last layer's output before the final norm.
             tokens: the token that the engine ranks first after each position.
+            known: bool [positions], where `tokens` says something; None: everywhere.
         """
         after = torch.tensor([int(token) for token in tokens])
         if states.dim() != 3 or len(after) != len(states):
             raise ValueError(f"states {list(states.shape)} for {len(after)} next tokens")
         self._slots = states.shape[1]
-        best = self._best(states[:, -1], normed=False)
-        self._agreed += int((best == after).sum())
-        self._normed += int(self._is_normed(states[:, -1]).sum())
-        self.count += len(after)
-        few = min(len(after), _TRIED - self._tried_on)
+        known = torch.ones(len(after), dtype=torch.bool) if known is None else torch.tensor(known)
+        at = known.nonzero().flatten()
+        last = states[at, -1]
+        best = self._best(last, normed=False)
+        self._agreed += int((best == after[at]).sum())
+        self._normed += int(self._is_normed(last).sum())
+        self.count += len(at)
+        few = min(len(at), _TRIED - self._tried_on)
         if few > 0:
-            self._try_others(states, after[:few], best[:few])
+            self._try_others(states, after, known, at[:few], best[:few])
             self._tried_on += few
 
-    def _try_others(self, states: Any, after: Any, best: Any) -> None:
-        for convention, vectors in _readings(states, len(after)):
+    def _try_others(self, states: Any, after: Any, known: Any, at: Any, best: Any) -> None:
+        for convention, vectors in _readings(states, at):
             given = best
             if convention != self.claimed:
                 given = self._best(vectors, normed=convention.normed)
-            self._count(convention, int((given == after).sum()))
+            self._count(convention, int((given == after[at]).sum()))
         for shift in (1, -1):
-            # Never more positions than there are with a neighbour: of the others nothing is known.
-            ours, theirs = (best[1:], after[:-1]) if shift > 0 else (best[:-1], after[1:])
+            # Of a neighbour that is not there, or says nothing, nothing is known.
+            beside = (at - shift).clamp(0, len(after) - 1)
+            told = known[beside] & (beside == at - shift)
             moved = Convention(states.shape[1] - 1, shift=shift)
-            self._count(moved, int((ours == theirs).sum()))
+            self._count(moved, int(((best == after[beside]) & told).sum()))
 
     def _count(self, convention: Convention, agreed: int) -> None:
         self._tried[convention] = self._tried.get(convention, 0) + agreed
@@ -160,11 +165,17 @@ class Probe:
 
     @property
     def next_best(self) -> dict[str, Any] | None:
-        """`best_other` for metrics: `{convention, agreement}`."""
+        """`best_other` for metrics: `{convention, agreement, chosen, positions}`; `chosen` is the
+        agreement of the claimed one on the same positions."""
         found = self.best_other
         if found is None:
             return None
-        return {"convention": found[0].says(self._layers), "agreement": found[1]}
+        return {
+            "convention": found[0].says(self._layers),
+            "agreement": found[1],
+            "chosen": self._tried.get(self.claimed, 0) / self._tried_on,
+            "positions": self._tried_on,
+        }
 
     def require(self, least: float) -> None:
         """Raises: StageFailed when fewer than `least` of the positions agree."""
@@ -220,11 +231,11 @@ class Probe:
         return f"No other convention fits either; the next best: {tried}"
 
 
-def _readings(states: Any, few: int) -> Iterator[tuple[Convention, Any]]:
-    """Every convention, and what it takes for the last states of the first `few` positions.
+def _readings(states: Any, at: Any) -> Iterator[tuple[Convention, Any]]:
+    """Every convention, and what it takes for the last states of some positions.
 
-    Args: states: [positions, layers, hidden].
-    Yields: vectors [few, hidden]. Another order of the axes reads the same numbers in memory.
+    Args: states: [positions, layers, hidden]; at: int64 [some].
+    Yields: vectors [some, hidden]. Another order of the axes reads the same numbers in memory.
     """
     positions, slots, hidden = states.shape
     flat = states.contiguous().flatten()
@@ -232,11 +243,11 @@ def _readings(states: Any, few: int) -> Iterator[tuple[Convention, Any]]:
     hidden_first = flat.view(positions, hidden, slots)
     for slot in range(slots):
         for normed in (False, True):
-            yield Convention(slot, normed), states[:few, slot]
+            yield Convention(slot, normed), states[at, slot]
         if positions > 1 and slots > 1:
-            yield Convention(slot, axes=LAYERS_FIRST), layers_first[slot, :few]
+            yield Convention(slot, axes=LAYERS_FIRST), layers_first[slot, at]
         if slots > 1:
-            yield Convention(slot, axes=HIDDEN_BEFORE_LAYERS), hidden_first[:few, :, slot]
+            yield Convention(slot, axes=HIDDEN_BEFORE_LAYERS), hidden_first[at, :, slot]
 
 
 def probe_rows(offsets: Sequence[int]) -> int:

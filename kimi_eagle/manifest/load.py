@@ -33,8 +33,9 @@ class LoadedManifest:
 
     @property
     def digest(self) -> str:
-        """Equal for manifests that say the same, whatever their spelling."""
-        return digest_document("manifest/1", self.resolved)
+        """Equal for manifests that say the same, whatever their spelling and their quota."""
+        said = {name: value for name, value in self.resolved.items() if name != "store"}
+        return digest_document("manifest/1", said)
 
     @property
     def folder(self) -> Path:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from kimi_eagle.manifest.described import describe, subclasses
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
+from kimi_eagle.sizes import parse_size
 from kimi_eagle.stages.catalog import KINDS, AnyStage
 from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, Reference, references
 
@@ -25,6 +26,25 @@ class VerifierSource(Model):
     """The revision it was downloaded at, as a note: identity is the digest of the files."""
 
 
+class Store(Model):
+    """Where hidden states are kept. Nothing of it is part of any key."""
+
+    quota: Annotated[str, Field(min_length=1)] | None = None
+    """What hidden states may take under this root, `500GB` or `2TiB`: an extraction that would
+    pass it is refused before it starts."""
+
+    @field_validator("quota")
+    @classmethod
+    def _is_a_size(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_size(value)
+        return value
+
+    @property
+    def quota_bytes(self) -> int | None:
+        return None if self.quota is None else parse_size(self.quota)
+
+
 class Manifest(Model):
     """One training run: a verifier and the stages that make a draft for it."""
 
@@ -34,6 +54,7 @@ class Manifest(Model):
     verifier: VerifierSource
     stages: Annotated[dict[StageName, AnyStage], Field(min_length=1)]
     """The stages by name; each names the stages it takes from."""
+    store: Store = Store()
 
     @model_validator(mode="after")
     def _references_hold(self) -> Manifest:
@@ -87,18 +108,21 @@ def reference_problems(manifest: Manifest | Any) -> list[FieldProblem]:
     for name, stage in stages.items():
         marks = _reference_fields(stage.kind)
         for field, target in stage.targets.items():
-            wanted = marks[field].kind
+            wanted = marks[field].kinds
             other = stages.get(target)
-            if other is not None and other.kind in (wanted, None):
+            if other is not None and other.kind in (*wanted, None):
                 continue
-            fitting = [key for key, item in stages.items() if item.kind == wanted]
+            fitting = [key for key, item in stages.items() if item.kind in wanted]
             path = ("stages", name, field)
             if other is None:
                 near = closest(target, fitting) or closest(target, stages)
                 hint = f"did you mean '{near}'?" if near else _named(fitting, wanted)
                 problems.append(FieldProblem(path, f"there is no stage '{target}'", hint))
             else:
-                message = f"must name a stage of kind {wanted}; '{target}' is of kind {other.kind}"
+                message = (
+                    f"must name a stage of kind {' or '.join(wanted)}; '{target}' is of kind "
+                    f"{other.kind}"
+                )
                 problems.append(FieldProblem(path, message, _named(fitting, wanted)))
         problems += _wrong_measure(name, stage, stages)
     return problems
@@ -149,10 +173,9 @@ def _reference_fields(kind: str | None) -> dict[str, Reference]:
     }
 
 
-def _named(names: list[str], kind: str) -> str:
-    if not names:
-        return f"add a stage of kind {kind}"
-    return f"stages of kind {kind}: {', '.join(names)}"
+def _named(names: list[str], kinds: tuple[str, ...]) -> str:
+    kind = " or ".join(kinds)
+    return f"stages of kind {kind}: {', '.join(names)}" if names else f"add a stage of kind {kind}"
 
 
 def resolved(manifest: Manifest) -> dict[str, Any]:

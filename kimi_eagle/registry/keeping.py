@@ -372,7 +372,7 @@ def _held(connection: sqlite3.Connection, runs: Collection[str]) -> set[str]:
 def _extracting(connection: sqlite3.Connection, runs: Collection[str]) -> bool:
     return any(
         connection.execute(
-            "select 1 from executions where run_id = ? and kind = 'extract' "
+            "select 1 from executions where run_id = ? and kind in ('extract', 'import_states') "
             "and disposition = 'running'",
             (run_id,),
         ).fetchone()

@@ -14,18 +14,33 @@ from kimi_eagle.stages.evaluate.spec import Evaluate, EvaluateParams
 from kimi_eagle.stages.export.spec import Export, ExportParams
 from kimi_eagle.stages.extract.spec import Extract, ExtractParams
 from kimi_eagle.stages.head.spec import Head, HeadParams
+from kimi_eagle.stages.import_rows.spec import ImportRows, ImportRowsParams
+from kimi_eagle.stages.import_states.spec import ImportStates, ImportStatesParams
 from kimi_eagle.stages.prepare.spec import Prepare, PrepareParams
 from kimi_eagle.stages.train.spec import Train, TrainParams
 from kimi_eagle.stages.vocab.spec import Vocab, VocabParams
 
 KINDS: dict[str, type[StageKind]] = {
-    kind.name: kind for kind in (Head, Prepare, Extract, Vocab, Train, Evaluate, Export)
+    kind.name: kind
+    for kind in (
+        Head,
+        Prepare,
+        ImportRows,
+        Extract,
+        ImportStates,
+        Vocab,
+        Train,
+        Evaluate,
+        Export,
+    )
 }
 
 AnyStage = Annotated[
     HeadParams
     | PrepareParams
+    | ImportRowsParams
     | ExtractParams
+    | ImportStatesParams
     | VocabParams
     | TrainParams
     | EvaluateParams

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kimi_eagle.verifiers.facts import VerifierFacts
+
 CONVENTION = "embeddings-are-0/last-before-final-norm"
 AXES = "tokens,layers,hidden"
+IMPORTED = "imported"
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class LayerContract:
     hidden_size: int
     dtype: str
     numerics: str
-    """The engine kind whose arithmetic made them: `vllm` or `transformers`."""
+    """The engine kind whose arithmetic made them: `vllm`, `transformers`; or `imported`."""
     convention: str = CONVENTION
     axes: str = AXES
     """The order of the axes: where two of them have the same length, nothing else can tell."""
@@ -41,3 +44,17 @@ class LayerContract:
     @property
     def bytes_per_token(self) -> int:
         return len(self.layers) * self.hidden_size * 2
+
+
+def contract_of(params: Any, facts: VerifierFacts) -> LayerContract:
+    """The contract of what a stage that makes states makes (`extract`, `import_states`).
+
+    Raises:
+        VerifierError: aux layers that the verifier does not have.
+    """
+    return LayerContract(
+        layers=(*facts.aux_layers(params.layers), facts.num_layers),
+        hidden_size=facts.hidden_size,
+        dtype=params.dtype,
+        numerics=params.engine.kind if params.kind == "extract" else IMPORTED,
+    )

@@ -16,7 +16,7 @@ from kimi_eagle.identity import row_key
 from kimi_eagle.job import EVENTS, StageFailed
 from kimi_eagle.rows.table import Rows, load_rows
 from kimi_eagle.stages.context import Context
-from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.contract import LayerContract, contract_of
 from kimi_eagle.states.index import StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, StateRow, write_rows
 
@@ -24,12 +24,7 @@ from kimi_eagle.states.layout import CONTRACT, ROWS, StateRow, write_rows
 def run(context: Context) -> dict[str, Any]:
     params, facts = context.params, context.verifier.facts
     rows = load_rows(context.path("rows"))
-    contract = LayerContract(
-        layers=(*facts.aux_layers(params.layers), facts.num_layers),
-        hidden_size=facts.hidden_size,
-        dtype=params.dtype,
-        numerics=params.engine.kind,
-    )
+    contract = contract_of(params, facts)
     verifier = context.input("verifier").digest
     document = contract.document()
     keys = [row_key(verifier, document, rows.id_bytes(row)) for row in range(len(rows))]

@@ -22,7 +22,7 @@ from kimi_eagle.verifiers.facts import VerifierFacts
 
 class ExtractParams(StageParams):
     kind: Literal["extract"]
-    rows: Annotated[str, Reference("prepare")]
+    rows: Annotated[str, Reference("prepare", "import_rows")]
     layers: (
         Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | Literal["default"]
     ) = "default"
@@ -38,6 +38,10 @@ class ExtractParams(StageParams):
     """Rows whose states may be refused (not finite, all zero, of other tokens): how many, or below
     1 which share of the rows. They are counted and listed, and training leaves them out; one more
     fails the stage."""
+    keep: Annotated[Literal["all", "none"], OUTSIDE_KEY] = "all"
+    """`none`: once the run's stages that take these states are done, the states are evicted as
+    `gc` does it, so that a disk holds one training's at a time; who needs them later has them
+    extracted again."""
     shard_bytes: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 512 * 1024 * 1024
     """About how large one shard of the state store becomes."""
 

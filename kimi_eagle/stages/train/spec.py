@@ -46,7 +46,7 @@ class DraftArchitecture(Model):
 class TrainParams(StageParams):
     kind: Literal["train"]
     head: Annotated[str, Reference("head")]
-    states: Annotated[str, Reference("extract")]
+    states: Annotated[str, Reference("extract", "import_states")]
     vocab: Annotated[str, Reference("vocab")]
     epochs: Positive = 3
     lr: Annotated[float, Field(gt=0)] = 3e-5

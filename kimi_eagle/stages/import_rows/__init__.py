@@ -1,0 +1,1 @@
+"""`import_rows`: rows out of what other trainers made for themselves."""

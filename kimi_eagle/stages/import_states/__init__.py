@@ -1,0 +1,1 @@
+"""`import_states`: hidden states out of what other trainers made for themselves."""
