@@ -11,6 +11,7 @@ from pathlib import Path
 KNOWN = (".jsonl", ".json")
 COMPRESSED = (".gz", ".xz", ".zst")
 TABLES = (".parquet", ".arrow")
+KINDS = f"{', '.join((*KNOWN, *TABLES))}; the first two also with {', '.join(COMPRESSED)}"
 
 # What describes a data set and is no part of it.
 _ABOUT = frozenset(
@@ -66,11 +67,7 @@ def source_files(path: Path) -> list[Path]:
 
 def _unsupported(file: Path) -> NoSource:
     suffix = file.suffix or "a file without a suffix"
-    return NoSource(
-        f"{file}: unsupported: {suffix}",
-        f"known are {', '.join((*KNOWN, *TABLES))}; the first two also with "
-        f"{', '.join(COMPRESSED)}",
-    )
+    return NoSource(f"{file}: unsupported: {suffix}", f"known are {KINDS}")
 
 
 def _within(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import IO, cast
 
 from kimi_eagle.rows.json_array import parsed, read_array
 from kimi_eagle.rows.records import MAX_BYTES, TOO_LARGE, TRUNCATED, UNREADABLE, Record
-from kimi_eagle.rows.source_files import COMPRESSED, KNOWN, TABLES, bare_name
+from kimi_eagle.rows.source_files import KINDS, TABLES, bare_name, is_readable
 from kimi_eagle.rows.strict_json import BadRecord, loads
 
 __all__ = ["BadRecord", "Record", "loads", "read_records"]
@@ -35,13 +35,13 @@ def read_records(path: Path) -> Iterator[Record]:
         OSError: it cannot be opened.
     """
     name = bare_name(path.name)
+    if not is_readable(path):
+        raise BadRecord(f"{path.name}: unsupported; known are {KINDS}")
     if name.endswith(TABLES):
         from kimi_eagle.rows.tables import read_table
 
         yield from read_table(path)
         return
-    if not name.endswith(KNOWN):
-        raise BadRecord(f"{path.name}: unsupported; known are {known_kinds()}")
     number, line = 0, 1
     try:
         by_line = name.endswith(".jsonl") or not _begins_array(path)
@@ -58,11 +58,6 @@ def read_records(path: Path) -> Iterator[Record]:
             error=f"damaged compression: {error}",
             reason=TRUNCATED if isinstance(error, EOFError) else UNREADABLE,
         )
-
-
-def known_kinds() -> str:
-    """The suffixes that are read, for people."""
-    return f"{', '.join((*KNOWN, *TABLES))}; the first two also with {', '.join(COMPRESSED)}"
 
 
 def _open(path: Path) -> IO[bytes]:
