@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from kimi_eagle.commands.parsing import DONE, Subparsers, add_hash, command
 
@@ -13,11 +14,32 @@ def add(commands: Subparsers) -> None:
         commands, "show", run, "show what a hash names: a run, an artifact, a stage key, a file"
     )
     add_hash(parser)
+    parser.add_argument(
+        "--row",
+        action="append",
+        type=int,
+        metavar="N",
+        dest="rows",
+        help="of rows, show row N (from 0) as text, what is supervised marked (repeatable)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="decode with this tokenizer.json instead of the one that the rows were made with",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    from kimi_eagle import app, render
+    from kimi_eagle import app, render, render_rows
 
+    if options.rows:
+        shown = app.show_rows(options.root, options.hash, options.rows, options.tokenizer)
+        with render.while_read(sys.stdout):
+            render_rows.rows(shown, as_json=options.json)
+        return DONE
+    if options.tokenizer is not None:
+        raise LookupError("--tokenizer decodes rows: say which by --row N")
     found = app.show(options.root, options.hash)
     with render.while_read(sys.stdout):
         render.shown(found, options.root, as_json=options.json)
