@@ -13,6 +13,8 @@ from kimi_eagle.rows.strict_json import BadRecord
 
 # Rows that are held as Python values at a time.
 _BATCH = 128
+# What is read of a column at a time, where the library would read it whole.
+_BUFFER = 1 << 20
 
 
 def read_table(path: Path) -> Iterator[Record]:
@@ -57,15 +59,15 @@ def _pyarrow(path: Path) -> Any:
 def _parquet(path: Path) -> Iterator[Any]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
         yield from file.iter_batches(batch_size=_BATCH)
 
 
 def _arrow(path: Path) -> Iterator[Any]:
     """Record batches of a stream, as `save_to_disk` writes it, or of a file."""
-    from pyarrow import ArrowInvalid, ipc, memory_map
+    from pyarrow import ArrowInvalid, OSFile, ipc
 
-    with memory_map(str(path)) as source:
+    with OSFile(str(path)) as source:
         try:
             reader = ipc.open_stream(source)
         except ArrowInvalid:
