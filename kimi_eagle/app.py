@@ -223,11 +223,11 @@ def _shown(root: Path, registry: Registry, search: Search, digest: str, kind: st
 
 
 def show_rows(
-    root: Path, prefix: str, numbers: Sequence[int], tokenizer: Path | None
+    root: Path, prefix: str, numbers: Sequence[int], sample: int, tokenizer: Path | None
 ) -> list[RowView]:
     """Raises: RegistryError, UnknownDigest, AmbiguousDigest, LookupError, OSError."""
     with _asked(root) as registry:
-        return rows(root, registry, prefix, numbers, tokenizer)
+        return rows(root, registry, prefix, numbers, sample, tokenizer)
 
 
 def lineage(root: Path, prefix: str, *, up: bool, down: bool) -> Lineage:

@@ -129,11 +129,17 @@ def _names(registry: Registry, report: Mapping[str, Any]) -> list[str]:
 
 
 def rows(
-    root: Path, registry: Registry, prefix: str, numbers: Sequence[int], tokenizer: Path | None
+    root: Path,
+    registry: Registry,
+    prefix: str,
+    numbers: Sequence[int],
+    sample: int,
+    tokenizer: Path | None,
 ) -> list[RowView]:
     """Rows of a rows artifact, by their numbers from 0.
 
     Args:
+        sample: as many more, from the first to the last at equal distances.
         tokenizer: a folder, or a tokenizer.json, to decode with; None finds the one that the rows
             were made with.
 
@@ -156,9 +162,20 @@ def rows(
     for number in numbers:
         if not 0 <= number < len(table):
             raise LookupError(f"no row {number}: rows {short(digest)} has 0 to {len(table) - 1}")
+    numbers = [*numbers, *spread(len(table), sample)]
     decoder = _decoder(_tokenizer_file(root, registry, digest, tokenizer))
     names = _names(registry, _report(folder))
     return [_view(table, number, decoder, names) for number in numbers]
+
+
+def spread(count: int, sample: int) -> list[int]:
+    """`sample` of `count` numbers from 0, the first and the last among them; all if they are fewer.
+
+    (With one, the first.)
+    """
+    if sample >= count:
+        return list(range(count))
+    return [index * (count - 1) // max(sample - 1, 1) for index in range(sample)]
 
 
 def _view(table: _Table, number: int, decoder: Any, names: Sequence[str]) -> RowView:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from kimi_eagle.identity import digest_file
 from kimi_eagle.job import EventWriter, Given, Job, StageFailed
 from kimi_eagle.rows.table import load_rows
+from kimi_eagle.rows_view import spread
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.prepare.run import run
 from kimi_eagle.stages.prepare.spec import PrepareParams
@@ -264,6 +265,13 @@ def test_a_row_that_cannot_be_shown_is_refused(
 ) -> None:
     answer = first_run[0].cli("show", rows, *arguments)
     assert (answer.code, says in answer.err) == (2, True), answer.err
+
+
+def test_a_sample_is_spread_over_all_rows(first_run: tuple[Project, Answer], rows: str) -> None:
+    found = first_run[0].cli("show", rows, "--sample", "3", "--json").json
+    assert [row["row"] for row in found] == [0, 4, 9]
+    assert spread(10, 1) == [0]
+    assert spread(3, 9) == [0, 1, 2]
 
 
 def test_rows_alone_have_rows(first_run: tuple[Project, Answer]) -> None:

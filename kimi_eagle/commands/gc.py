@@ -7,7 +7,7 @@ import re
 import sys
 from datetime import timedelta
 
-from kimi_eagle.commands.parsing import DONE, Subparsers, command
+from kimi_eagle.commands.parsing import DONE, Subparsers, command, count
 
 _AGE = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -75,10 +75,3 @@ def size(text: str) -> int:
             f"{text!r} is no size: give bytes, or a number and a unit, for example 500GB or 2TiB"
         )
     return int(float(found[1]) * _SIZE[unit])
-
-
-def count(text: str) -> int:
-    """A whole number from 0 on. Raises: ArgumentTypeError."""
-    if not re.fullmatch(r"\d+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)

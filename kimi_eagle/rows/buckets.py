@@ -38,6 +38,8 @@ Reason = Literal[
     "template_error",
     "template_mismatch",
     "reasoning_not_rendered",
+    "prompt_not_proven",
+    "too_long",
     "too_long_no_supervision",
 ]
 BUCKETS: Mapping[str, str] = {
@@ -64,6 +66,8 @@ BUCKETS: Mapping[str, str] = {
     "template_error": "the chat template refuses it",
     "template_mismatch": "the chat template does not render a turn behind its prompt",
     "reasoning_not_rendered": "the chat template leaves the reasoning out",
+    "prompt_not_proven": "the tokenizer gives the prompt as a whole other ids",
+    "too_long": "more text than the tokenizer can encode",
     "too_long_no_supervision": "nothing that is learnt within max_length",
 }
 
