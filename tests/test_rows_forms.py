@@ -104,6 +104,16 @@ def test_columns_say_what_records_call_it() -> None:
     assert found.messages == (USER, ANSWER)
 
 
+def test_columns_and_roles_name_what_turns_have() -> None:
+    turns = [{"speaker": "Human", "text": "q"}, {"speaker": "AI", "text": "a"}]
+    columns = {"messages": "dialogue", "role": "speaker", "content": "text"}
+    record = {"dialogue": turns}
+    roles = {"Human": "user", "AI": "assistant"}
+    assert read_conversation(record, "auto", columns, roles).messages == (USER, ANSWER)
+    with pytest.raises(Rejected, match="unknown_role: 'Human'"):
+        read_conversation(record, "auto", columns)
+
+
 CALLED = (
     USER,
     {"role": "assistant", "content": "", "tool_calls": [_call(0)]},

@@ -134,7 +134,21 @@ def test_a_mixture_keeps_its_proportions_and_uses_up_its_scarcest_source(
 
 
 def test_equal_conversations_count_apart_in_a_sample() -> None:
-    assert len(lowest([b"same"] * 9, 4, 0)) == 4
+    taken = lowest([b"same"] * 9, 4, 0)
+    assert sum(position in taken for position in range(9)) == 4
+
+
+def test_conversations_that_call_tools_and_declare_none_are_told(tmp_path: Path) -> None:
+    turns = [
+        {"from": "human", "value": "q"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {}}'},
+    ]
+    tools = '[{"name": "f"}]'
+    path = tmp_path / "x.jsonl"
+    records = [{"conversations": turns}, {"conversations": turns, "tools": tools}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    intake = Intake([Source(path="x")], [[path]], Buckets())
+    assert (len(list(intake)), intake.undeclared) == (2, 1)
 
 
 BAD = b'{"prompt": '

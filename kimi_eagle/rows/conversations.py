@@ -30,6 +30,7 @@ _SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
+_IN_TURNS = ("role", "content")
 _REASONING_PARTS = ("reasoning", "thinking")
 
 
@@ -45,7 +46,12 @@ class Conversation:
 
 
 def read_conversation(
-    value: Any, form: str, columns: Mapping[str, str] | None = None, *, in_table: bool = False
+    value: Any,
+    form: str,
+    columns: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | None = None,
+    *,
+    in_table: bool = False,
 ) -> Conversation:
     """A record's conversation.
 
@@ -53,7 +59,9 @@ def read_conversation(
         form: see `forms`. Each turn is read by whichever of role/content and from/value it
             carries, so that a file which mixes them, or a loader that filled the other pair with
             nulls, gives the same roles.
-        columns: what a form calls it → what the records call it.
+        columns: what a form calls it → what the records call it; `role` and `content` are within
+            the turns.
+        roles: what the turns call who speaks → one of `ROLES`, beside the names that are known.
         in_table: nulls may stand for what a struct lacks (see `Record.in_table`).
 
     Raises:
@@ -61,11 +69,14 @@ def read_conversation(
     """
     if not isinstance(value, Mapping):
         raise Rejected("not_a_record", f"a {type(value).__name__}")
-    if columns:
-        value = {**value, **{name: value.get(theirs) for name, theirs in columns.items()}}
+    within = {name: theirs for name, theirs in (columns or {}).items() if name in _IN_TURNS}
+    beside = {name: theirs for name, theirs in (columns or {}).items() if name not in _IN_TURNS}
+    if beside:
+        value = {**value, **{name: value.get(theirs) for name, theirs in beside.items()}}
     text = Cleaner()
     said = spoken(value, form)
-    messages = _Turns(text, in_table).read(said.turns)
+    turns = _named(said.turns, within, roles or {}) if within or roles else said.turns
+    messages = _Turns(text, in_table).read(turns)
     if isinstance(said.system, str) and said.system.strip():
         # Beside the turns, as ShareGPT's and Alpaca's records have it.
         if messages[0]["role"] == "system":
@@ -75,6 +86,19 @@ def read_conversation(
         raise Rejected("no_assistant_turn")
     tools = read_tools(said.tools, text, in_table=in_table)
     return Conversation(tuple(messages), tools, text.repaired)
+
+
+def _named(turns: list[Any], within: Mapping[str, str], roles: Mapping[str, str]) -> list[Any]:
+    """Turns with the names that forms know."""
+    found = []
+    for turn in turns:
+        if isinstance(turn, Mapping):
+            turn = {**turn, **{name: turn.get(theirs) for name, theirs in within.items()}}
+            for key in ("role", "from"):
+                if isinstance(turn.get(key), str) and turn[key] in roles:
+                    turn = {**turn, key: roles[turn[key]]}
+        found.append(turn)
+    return found
 
 
 def read_messages(turns: Any) -> list[dict[str, Any]]:

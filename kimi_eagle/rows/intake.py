@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +27,8 @@ class SourceParams(Protocol):
     def format(self) -> str: ...
     @property
     def columns(self) -> Mapping[str, str]: ...
+    @property
+    def roles(self) -> Mapping[str, str]: ...
     @property
     def limit(self) -> int | None: ...
     @property
@@ -75,6 +77,9 @@ class Intake:
         self._fails = on_bad_record == "fail"
         self._once = deduplicate == "exact"
         self._seed = seed
+        self.undeclared = 0
+        """Conversations taken so far that call tools and declare none: their prompts lack what a
+        server would have been sent."""
 
     @property
     def paths(self) -> list[Path]:
@@ -99,9 +104,10 @@ class Intake:
                 if chosen is not None and position not in chosen[index]:
                     self._buckets.add(NOT_SAMPLED, place)
                     continue
+                self.undeclared += not read.tools and any("tool_calls" in m for m in read.messages)
                 yield Taken(place, index, digest, read)
 
-    def _chosen(self) -> list[set[int]] | None:
+    def _chosen(self) -> list[Container[int]] | None:
         """Of each source, which of its conversations are taken; None: all are."""
         limits = [source.limit for source in self._sources]
         weights = [source.weight for source in self._sources]
@@ -147,7 +153,11 @@ class Intake:
             return Rejected(record.reason or UNREADABLE, record.error)
         try:
             return read_conversation(
-                record.value, source.format, source.columns, in_table=record.in_table
+                record.value,
+                source.format,
+                source.columns,
+                source.roles,
+                in_table=record.in_table,
             )
         except Rejected as error:
             return error

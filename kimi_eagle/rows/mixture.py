@@ -10,7 +10,7 @@ all of them, and the others as many as keep the proportions, rounded down: nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fractions import Fraction
 
 from kimi_eagle.identity import digest_document
@@ -39,14 +39,14 @@ def take_counts(
     return [int(scale * share) for share in shares]
 
 
-def lowest(digests: Sequence[bytes], count: int, seed: int) -> set[int]:
+def lowest(digests: Sequence[bytes], count: int, seed: int) -> Container[int]:
     """The positions of the `count` conversations of lowest rank.
 
     Args:
         digests: of each conversation, in the order of the source; equal ones count apart.
     """
     if count >= len(digests):
-        return set(range(len(digests)))
+        return range(len(digests))
     ranked = sorted(
         range(len(digests)),
         key=lambda at: (digest_document("sample/1", [seed, digests[at].hex()]), at),

@@ -76,6 +76,7 @@ def run(context: Context) -> dict[str, Any]:
         "supervised_tokens": supervised,
         "rejected": buckets.rejected,
         "repaired_surrogates": repaired,
+        "tools_undeclared": intake.undeclared,
     }
     files = [
         {"source": index, "digest": item.digest}
@@ -86,6 +87,11 @@ def run(context: Context) -> dict[str, Any]:
     write_json(out / "report.json", report)
     for note in buckets.notes(names):
         context.events.note(note)
+    if intake.undeclared:
+        context.events.note(
+            f"{intake.undeclared} conversations call tools and declare none: a server would have "
+            "been sent their declarations"
+        )
     return {**metrics, "buckets": buckets.metrics()}
 
 

@@ -34,7 +34,12 @@ Column = Literal[
     "chosen",
     "rejected",
     "traj",
+    "role",
+    "content",
 ]
+
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Source(Model):
@@ -49,7 +54,10 @@ class Source(Model):
     chosen/rejected, of which the chosen answer is learnt; `tau_bench`, `glaive`: tool traces;
     `auto`: by the keys that each record has."""
     columns: dict[Column, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
-    """What the form calls it: what the records call it, such as `{messages: dialogue}`."""
+    """What the form calls it: what the records call it, such as `{messages: dialogue}`; `role` and
+    `content` are within the turns."""
+    roles: dict[str, Role] = Field(default_factory=dict)
+    """What the turns call who speaks: who that is, such as `{Human: user, AI: assistant}`."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """At most this many conversations, chosen by `seed` and by what they say: neither the order of
     records nor that of files matters."""
