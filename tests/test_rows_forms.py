@@ -10,12 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cases import ROOT, material
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pyarrow import parquet
 
 from kimi_eagle.rows.buckets import BUCKETS, KEPT, Buckets
 from kimi_eagle.rows.conversations import Conversation, Rejected, read_conversation
 from kimi_eagle.rows.intake import Intake
 from kimi_eagle.rows.sources import read_records
+from kimi_eagle.rows.tool_support import ToolSupport
 from kimi_eagle.stages.prepare.spec import Source
 
 USER = {"role": "user", "content": "q"}
@@ -316,6 +318,49 @@ def test_every_reason_that_the_code_gives_is_a_bucket() -> None:
         given |= set(re.findall(r'Rejected\(\s*"([a-z_]+)"', path.read_text("utf-8")))
     assert given
     assert given <= set(BUCKETS)
+
+
+class _Template:
+    """A chat template, without a tokenizer behind it."""
+
+    def __init__(self, text: str):
+        self._template = ImmutableSandboxedEnvironment().from_string(text)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> str:
+        return str(self._template.render(messages=conversation, **options))
+
+
+_SAID = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+_CALLS = "{% for m in messages %}{{ m.content if m.role != 'tool' }}{{ m.tool_calls }}{% endfor %}"
+_ALL = "{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+_HAS_TOOLS = Conversation((USER, ANSWER), ({"type": "function"},))
+_HAS_CALL = Conversation(CALLED[:2])
+_HAS_RESULT = Conversation(CALLED)
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "written"),
+    [
+        (_SAID, Conversation((USER, ANSWER)), True),
+        (_SAID, _HAS_TOOLS, False),
+        (_SAID, _HAS_CALL, False),
+        (_CALLS, _HAS_TOOLS, False),
+        (_CALLS, _HAS_CALL, True),
+        (_CALLS, _HAS_RESULT, False),
+        (_ALL, _HAS_TOOLS, True),
+        (_ALL, _HAS_RESULT, True),
+        ("{{ messages[9].content.x }}", _HAS_RESULT, True),  # what it refuses is told there
+    ],
+)
+def test_tools_that_a_template_writes_nothing_for_are_rejected(  # PRE-10
+    template: str, conversation: Conversation, written: bool
+) -> None:
+    support = ToolSupport(_Template(template))
+    if written:
+        support.refuse_unwritten(conversation)
+    else:
+        with pytest.raises(Rejected, match="tools_not_rendered"):
+            support.refuse_unwritten(conversation)
 
 
 REAL = {

@@ -95,6 +95,12 @@ def test_weights_are_shares_of_the_mixture(tmp_path: Path) -> None:
     assert buckets.metrics() == {"kept": 40, "not_sampled": 20}
 
 
+def test_a_source_that_adds_nothing_to_a_mixture_is_named(tmp_path: Path) -> None:
+    files = _files(tmp_path, _said("1", "2"), _said("2", "1"))
+    with pytest.raises(Refused, match=r"1\.jsonl: source 2 has no conversation"):
+        _take(files, {"weight": 1.0}, {"weight": 1.0})
+
+
 @pytest.mark.parametrize(
     ("sizes", "limits", "weights", "taken"),
     [
@@ -213,9 +219,14 @@ def test_every_record_ends_in_exactly_one_bucket(
     folder = tmp_path_factory.getbasetemp()
     files = _files(folder, *(b"".join(content) for content in contents))
     source = {"limit": limit, "weight": weight}
-    said, buckets = _take(
-        files, *[source] * len(files), on_bad_record="skip", deduplicate=deduplicate
-    )
+    try:
+        said, buckets = _take(
+            files, *[source] * len(files), on_bad_record="skip", deduplicate=deduplicate
+        )
+    except Refused as error:
+        if weight is None or "has no conversation" not in str(error):
+            raise
+        return
     assert sum(buckets.metrics().values()) == sum(map(len, contents)) == buckets.records
     assert buckets.metrics().get("kept", 0) == len(said)
     if deduplicate == "exact":

@@ -123,6 +123,13 @@ class Intake:
                     if not self._once or _new(digest, seen):
                         digests.add(digest)
             found.append(digests)
+        for index, digests in enumerate(found):
+            if weights[index] is not None and not len(digests):
+                paths = ", ".join(map(str, self._files[index]))
+                raise Refused(
+                    f"{paths}: source {index + 1} has no conversation that the ones before it have "
+                    "not, so a mixture by weights has none of anything: leave it out"
+                )
         counts = take_counts([len(digests) for digests in found], limits, weights)
         return [
             lowest(digests.all(), count, self._seed)

@@ -14,12 +14,14 @@ from kimi_eagle.rows.render import Renderer, Row, cut
 from kimi_eagle.rows.split import validating
 from kimi_eagle.rows.table import TRAIN, VALIDATE, save_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
+from kimi_eagle.rows.tool_support import ToolSupport
 from kimi_eagle.stages.context import Context
 
 
 def run(context: Context) -> dict[str, Any]:
     params = context.params
-    renderer = Renderer(load_tokenizer(context.path("tokenizer")), params.thinking)
+    tokenizer = load_tokenizer(context.path("tokenizer"))
+    renderer, support = Renderer(tokenizer, params.thinking), ToolSupport(tokenizer)
     given = [context.job.inputs[f"sources.{index}"] for index in range(len(params.sources))]
     buckets = Buckets()
     intake = Intake(
@@ -34,7 +36,7 @@ def run(context: Context) -> dict[str, Any]:
     repaired = dropped = 0
     try:
         for taken in intake:
-            rows, lost = _rows(renderer, taken.conversation, params.max_length)
+            rows, lost = _rows(renderer, support, taken.conversation, params.max_length)
             if rows:
                 buckets.add(KEPT, taken.place)
                 repaired += taken.conversation.repaired
@@ -96,12 +98,13 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _rows(
-    renderer: Renderer, conversation: Conversation, max_length: int
+    renderer: Renderer, support: ToolSupport, conversation: Conversation, max_length: int
 ) -> tuple[list[Row], list[Rejected]]:
     """A conversation's rows, and why what it has not given is missing."""
     rows: list[Row] = []
     lost: list[Rejected] = []
     try:
+        support.refuse_unwritten(conversation)
         whole = renderer.rows(conversation)
     except Rejected as error:
         return [], [error]
