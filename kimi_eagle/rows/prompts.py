@@ -24,7 +24,7 @@ def read_prompts(path: Path, limit: int | None) -> list[list[dict[str, Any]]]:
         for record in read_records(path):
             if limit is not None and len(prompts) >= limit:
                 break
-            where = record.place(str(path))
+            where = f"{path}:{record.number}"
             if record.error is not None:
                 raise BadPrompt(f"{where}: {record.error}")
             prompts.append(_messages(record.value, where))
