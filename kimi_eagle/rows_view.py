@@ -88,24 +88,25 @@ def buckets(registry: Registry, artifact: ArtifactRecord, folder: Path) -> list[
     if artifact.kind != ROWS or not (folder / REPORT).is_file():
         return []
     report = _report(folder)
-    counted = report.get("buckets")
-    if not isinstance(counted, dict):
-        return []
     names = _names(registry, report)
-    total = sum(entry["records"] for entry in counted.values())
-    ordered = sorted(
-        counted.items(), key=lambda item: (item[0] != KEPT, -item[1]["records"], item[0])
-    )
-    return [
-        Bucket(
-            name,
-            entry["records"],
-            entry["records"] / total,
-            BUCKETS.get(name, ""),
-            [_example(example, names) for example in entry["examples"]],
+    try:
+        counted = dict(report["buckets"])
+        total = sum(entry["records"] for entry in counted.values())
+        ordered = sorted(
+            counted.items(), key=lambda item: (item[0] != KEPT, -item[1]["records"], item[0])
         )
-        for name, entry in ordered
-    ]
+        return [
+            Bucket(
+                name,
+                entry["records"],
+                entry["records"] / total,
+                BUCKETS.get(name, ""),
+                [_example(example, names) for example in entry["examples"]],
+            )
+            for name, entry in ordered
+        ]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return []  # a report of another kind, or an altered one: `verify` tells
 
 
 def _example(example: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -115,17 +116,21 @@ def _example(example: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
 
 
 def _report(folder: Path) -> dict[str, Any]:
-    value = json.loads((folder / REPORT).read_text("utf-8"))
+    try:
+        value = json.loads((folder / REPORT).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
     return value if isinstance(value, dict) else {}
 
 
 def _names(registry: Registry, report: Mapping[str, Any]) -> list[str]:
     """The names of the files that rows came of: an artifact knows them by digest alone."""
-    found = []
-    for item in report.get("files", ()):
-        record = registry.artifact(item["digest"])
-        found.append(record.label if record and record.label else short(item["digest"]))
-    return found
+    digests = [str(item["digest"]) for item in report.get("files", ())]
+    records = [registry.artifact(digest) for digest in digests]
+    return [
+        record.label if record and record.label else short(digest)
+        for digest, record in zip(digests, records, strict=True)
+    ]
 
 
 def rows(
@@ -190,14 +195,16 @@ def _view(table: _Table, number: int, decoder: Any, names: Sequence[str]) -> Row
         text = decoder.decode(ids[at : at + length], skip_special_tokens=False)
         spans.append((bool(learnt), text))
         at += length
-    file = table.one("file", number)
+    # Rows that a stage made without files know their source alone.
+    file = table.one("file", number) if table.has("file") else len(names)
+    line = table.one("line", number) if table.has("line") else 0
     return RowView(
         number,
         len(table),
         "validate" if table.one("split", number) else "train",
-        names[file] if file < len(names) else f"file {file}",
+        names[file] if file < len(names) else f"source {table.one('source', number)}",
         table.one("record", number),
-        table.one("line", number) or None,
+        line or None,
         ids,
         mask,
         [decoder.id_to_token(token) or f"[{token}]" for token in ids],
@@ -221,17 +228,18 @@ class _Table:
     def __len__(self) -> int:
         return int(self._header["offsets"]["shape"][0]) - 1
 
+    def has(self, name: str) -> bool:
+        return name in self._header
+
     def values(self, name: str, start: int, count: int) -> list[int]:
         """`count` values of an array, from `start`.
 
         Raises:
-            LookupError: the file has no such array: an older version wrote it.
+            OSError: the file has no such array.
         """
         entry = self._header.get(name)
         if entry is None:
-            raise LookupError(
-                f"{self._path} has no {name}: an older version made these rows; submit again"
-            )
+            raise OSError(f"{self._path} has no {name}: it is no table of rows")
         code, size = _CODES[entry["dtype"]]
         with self._path.open("rb") as file:
             file.seek(self._base + entry["data_offsets"][0] + start * size)

@@ -274,6 +274,20 @@ def test_a_sample_is_spread_over_all_rows(first_run: tuple[Project, Answer], row
     assert spread(3, 9) == [0, 1, 2]
 
 
+def test_a_report_that_counts_nothing_is_no_obstacle(made: Project) -> None:
+    (digest,) = (path.name for path in (made.root / "objects").glob("*/*") if _is_rows(path))
+    report = made.root / "objects" / digest[:2] / digest / "report.json"
+    report.chmod(0o644)
+    for text in ("{", "[]", '{"buckets": {"kept": 3}}'):
+        report.write_text(text, "utf-8")
+        assert made.cli("show", digest).code == 0
+        assert "from source 0:1\n" in made.cli("show", digest, "--row", "0").out
+
+
+def _is_rows(path: Path) -> bool:
+    return (path / "rows.safetensors").is_file()
+
+
 def test_rows_alone_have_rows(first_run: tuple[Project, Answer]) -> None:
     project, answer = first_run
     refused = project.cli("show", answer.outputs["head"]["head"], "--row", "0")
