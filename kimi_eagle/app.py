@@ -18,6 +18,7 @@ from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
 from kimi_eagle.registry import search as what
 from kimi_eagle.registry.search import Notes, RunFilter, Search
+from kimi_eagle.rows_view import Bucket, RowView, buckets, rows
 from kimi_eagle.runner import Runner
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Shown:
     runs: Sequence[RunRecord] = ()
     holders: Sequence[tuple[str, str]] = ()
     state: Mapping[str, Any] | None = None
+    buckets: Sequence[Bucket] = ()
+    """Of rows: what became of the records that they were made from."""
     needed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -230,14 +233,25 @@ def _shown(root: Path, registry: Registry, search: Search, digest: str, kind: st
         return Shown(digest, kind, holders=search.holders(digest))
     if kind in (what.SHARD, what.ROW):
         return Shown(digest, kind, state=search.state(digest, kind))
+    artifact = registry.artifact(digest)
+    assert artifact is not None, "it was just found"
     return Shown(
         digest,
         kind,
-        artifact=registry.artifact(digest),
+        artifact=artifact,
         notes=search.notes(digest),
+        buckets=buckets(registry, artifact, root / "objects" / digest[:2] / digest),
         producers=registry.producers(digest, reproduced=True),
         consumers=registry.consumers(digest),
     )
+
+
+def show_rows(
+    root: Path, prefix: str, numbers: Sequence[int], sample: int, tokenizer: Path | None
+) -> list[RowView]:
+    """Raises: RegistryError, UnknownDigest, AmbiguousDigest, LookupError, OSError."""
+    with _asked(root) as registry:
+        return rows(root, registry, prefix, numbers, sample, tokenizer)
 
 
 def lineage(root: Path, prefix: str, *, up: bool, down: bool) -> Lineage:

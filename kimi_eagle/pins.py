@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from kimi_eagle.artifacts.digests import Digests, Stat, stat_of
 from kimi_eagle.identity import digest_tree
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.records import ArtifactRecord
+from kimi_eagle.rows.source_files import NoSource, source_files
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import SourceFiles, VerifierFiles
 from kimi_eagle.stages.extract.spec import ExtractParams
@@ -136,19 +136,12 @@ def _path_of(role: str) -> tuple[str | int, ...]:
 def _pin_sources(
     loaded: LoadedManifest, where: tuple[str | int, ...], source: SourceFiles, digests: Digests
 ) -> list[Pinned]:
-    pattern = str(loaded.folder / source.path)
-    if Path(pattern).exists():
-        paths = [Path(pattern)]
-    else:
-        paths = sorted(Path(found) for found in glob.glob(pattern, recursive=True))  # noqa: PTH207
-    if not paths:
-        raise loaded.error(where, f"no file at {pattern}", "paths are relative to the manifest")
+    try:
+        paths = source_files(loaded.folder / source.path)
+    except NoSource as error:
+        raise loaded.error(where, str(error), error.help) from None
     pinned = []
     for path in paths:
-        if not path.is_file():
-            raise loaded.error(
-                where, f"{path} is not a file", "name files, or a glob such as *.jsonl"
-            )
         digest, size, stat = _digest(loaded, where, path, digests)
         record = ArtifactRecord(digest, "source", size, {}, "external", path.name)
         pinned.append(Pinned(record, path.absolute(), {path: stat}))

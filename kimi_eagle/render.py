@@ -19,6 +19,7 @@ from kimi_eagle.outcome import RunOutcome, outcome_document
 from kimi_eagle.progress import headline
 from kimi_eagle.progress import reporter as reporter
 from kimi_eagle.records import ExecutionRecord, Node, RunRecord
+from kimi_eagle.render_rows import bucket_documents, buckets
 from kimi_eagle.terminal import Hash, human_size, plain, table, word
 from kimi_eagle.terminal import while_read as while_read
 
@@ -341,6 +342,7 @@ def _shown_artifact(found: Shown, root: Path, *, as_json: bool) -> None:
                 "consumers": [
                     {"run": item.run_id, **_stage_json(item)} for item in found.consumers
                 ],
+                **({"buckets": bucket_documents(found.buckets)} if found.buckets else {}),
             }
         )
         return
@@ -370,6 +372,7 @@ def _shown_artifact(found: Shown, root: Path, *, as_json: bool) -> None:
         )
     for item in found.consumers:
         print(f"taken by stage {item.stage} of run {item.run_id}")
+    buckets(found.buckets)
     if artifact.files:
         table(
             ("FILE", "BYTES", "DIGEST"),

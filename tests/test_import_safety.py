@@ -19,6 +19,7 @@ HEAVY = [
     "tokenizers",
     "numpy",
     "ray",
+    "pyarrow",
 ]
 SLOW = [*HEAVY, "rich", "sqlalchemy", "alembic", "pydantic"]
 
@@ -28,6 +29,7 @@ PURE = [
     "kimi_eagle.identity",
     "kimi_eagle.plan",
     "kimi_eagle.rows.conversations",
+    "kimi_eagle.rows.intake",
     "kimi_eagle.rows.prompts",
     "kimi_eagle.rows.render",
     "kimi_eagle.rows.sources",

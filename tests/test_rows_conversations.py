@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from cases import case_input
@@ -15,6 +15,7 @@ from kimi_eagle.identity import canonical
 from kimi_eagle.rows.conversations import (
     ROLES,
     Conversation,
+    Form,
     Rejected,
     read_conversation,
     read_messages,
@@ -57,7 +58,7 @@ def test_an_unknown_role_is_rejected_and_named(role: Any) -> None:  # PRE-06
     assert (caught.value.reason, repr(role) in str(caught.value)) == ("unknown_role", True)
 
 
-@pytest.mark.parametrize("origin", ["observation", "function_call", "bing", 3])
+@pytest.mark.parametrize("origin", ["function_response", "bing", "Human", 3])
 def test_an_unknown_origin_is_rejected(origin: Any) -> None:  # PRE-06
     turns = [{"from": "human", "value": "q"}, {"from": origin, "value": "x"}]
     assert _reason(*turns, {"from": "gpt", "value": "a"}) == "unknown_role"
@@ -177,28 +178,33 @@ def test_parts_of_other_modalities_are_rejected(kind: Any) -> None:  # PRE-30
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "reason"),
     [
-        '{"city": Oslo',
-        '{"a": NaN}',
-        '{"a": 1, "a": 2}',
-        '{"a": 1e999}',
-        "",
-        "[1]",
-        "3",
-        None,
-        3,
-        ["x"],
+        ('{"city": Oslo', "bad_tools_json"),
+        ('{"a": NaN}', "bad_tools_json"),
+        ('{"a": 1, "a": 2}', "bad_tools_json"),
+        ('{"a": 1e999}', "bad_tools_json"),
+        ("", "bad_tools_json"),
+        ("[1]", "bad_tools"),
+        ("3", "bad_tools"),
+        (None, "bad_tools"),
+        (3, "bad_tools"),
+        (["x"], "bad_tools"),
     ],
 )
-def test_arguments_that_are_no_json_object_are_rejected(arguments: Any) -> None:  # PRE-10
+def test_arguments_that_are_no_json_object_are_rejected(  # PRE-10
+    arguments: Any, reason: str
+) -> None:
     call = {"id": "f:0", "function": {"name": "f", "arguments": arguments}}
-    assert _reason(USER, {**ANSWER, "tool_calls": [call]}) == "bad_tools"
+    assert _reason(USER, {**ANSWER, "tool_calls": [call]}) == reason
 
 
-@pytest.mark.parametrize(
-    "tools", ["[not json", '[{"a": NaN}]', '[{"a":1,"a":2}]', '{"a": 1}', "3", ["f"], {"a": 1}, 3]
-)
+@pytest.mark.parametrize("tools", ["[not json", '[{"a": NaN}]', '[{"a":1,"a":2}]'])
+def test_tools_as_text_that_is_no_json_are_rejected(tools: str) -> None:  # PRE-10
+    assert _reason(USER, ANSWER, tools=tools) == "bad_tools_json"
+
+
+@pytest.mark.parametrize("tools", ['{"a": 1}', "3", ["f"], {"a": 1}, 3])
 def test_tools_that_are_no_list_of_objects_are_rejected(tools: Any) -> None:  # PRE-10
     assert _reason(USER, ANSWER, tools=tools) == "bad_tools"
 
@@ -211,11 +217,16 @@ def test_no_tools_in_any_spelling(tools: Any) -> None:
 def test_tools_as_text_and_as_values_are_equal() -> None:  # PRE-10
     as_text = _read(USER, ANSWER, tools='[{"name": "f"}]')
     assert as_text == _read(USER, ANSWER, tools=[{"name": "f"}])
-    assert as_text.tools == ({"name": "f"},)
+    assert as_text.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
+def test_tools_stay_as_a_server_takes_them() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"x": None}}}
+    assert _read(USER, ANSWER, tools=[tool]).tools == (tool,)
 
 
 def test_public_bad_tools_are_rejected() -> None:  # PRE-10
-    assert _public("tool_args_bad_json") == ["bad_tools"] * 2
+    assert _public("tool_args_bad_json") == ["bad_tools_json"] * 2
 
 
 def test_tool_calls_are_kept_as_they_are() -> None:
@@ -252,8 +263,8 @@ def test_lone_surrogates_anywhere_leave_valid_utf8(turn: Any) -> None:  # PRE-21
 
 
 def test_lone_surrogates_in_tools_leave_valid_utf8() -> None:  # PRE-21
-    found = _read(USER, ANSWER, tools=[{"name": "\ud83d"}])
-    assert (found.tools, found.repaired) == (({"name": "\ufffd"},), 1)
+    found = _read(USER, ANSWER, tools=[{"type": "\ud83d"}])
+    assert (found.tools, found.repaired) == (({"type": "\ufffd"},), 1)
 
 
 def test_content_that_looks_like_something_else_is_untouched() -> None:  # PRE-23
@@ -286,7 +297,9 @@ def test_alpaca_records(record: dict[str, Any], roles: list[str]) -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"instruction": "q", "response": "a"}, "no_messages"),
+        ({"instruction": "q", "output": "a", "response": "b"}, "bad_message"),
+        ({"instruction": "q", "output": "a", "input": 3}, "no_messages"),
+        ({"instruction": "q"}, "no_messages"),
         ({"instruction": None, "output": "a"}, "no_messages"),
         ({"instruction": "q", "output": " "}, "empty_assistant"),
         ({"instruction": "q", "output": "a", "history": [["q0"]]}, "bad_message"),
@@ -375,7 +388,11 @@ _json = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["role", "content", "from", "value", "messages", "tools", "tool_calls", "function"]
+                [
+                    *("role", "content", "from", "value", "messages", "tools", "tool_calls"),
+                    *("function", "function_call", "chat", "chosen", "rejected", "history"),
+                    *("instruction", "prompt", "response", "traj", "type"),
+                ]
             ),
             inner,
             max_size=4,
@@ -385,10 +402,10 @@ _json = st.recursive(
 )
 
 
-@given(_json, st.sampled_from(["messages", "sharegpt", "alpaca"]))
-def test_any_json_is_read_or_rejected(value: Any, form: str) -> None:
+@given(_json, st.sampled_from(get_args(Form)), st.booleans())
+def test_any_json_is_read_or_rejected(value: Any, form: str, in_table: bool) -> None:
     try:
-        found = read_conversation(value, form)
+        found = read_conversation(value, form, in_table=in_table)
     except Rejected:
         return
     assert {message["role"] for message in found.messages} <= set(ROLES)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from cases import case_json
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kimi_eagle.identity import digest_document
 from kimi_eagle.rows.split import train_count, validating
 
 NAMES = [f"conversation {number}" for number in range(50)]
@@ -63,3 +64,34 @@ def test_a_smaller_share_is_part_of_a_larger_one() -> None:
 
 def test_no_share_keeps_nothing_apart() -> None:
     assert validating(NAMES, 0.0, 0) == set()
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(2, 40),
+    st.integers(0, 40),
+    st.sampled_from([0.05, 0.1, 0.25, 0.5]),
+    st.integers(0, 5),
+)
+def test_appending_moves_no_more_than_the_exact_count_demands(
+    old: int, new: int, val_ratio: float, seed: int
+) -> None:
+    names = [f"conversation {number}" for number in range(old + new)]
+    if train_count(old, val_ratio) == 0:
+        return
+    before, after = (validating(names[:size], val_ratio, seed) for size in (old, old + new))
+    out, into = before - after, (after & set(names[:old])) - before
+    assert not (out and into), "all that move go one way"
+    # With the cut where it was, the count would be wrong by this much.
+    ranked = sorted(names, key=lambda item: digest_document("split/1", [seed, item]))
+    cut = max(ranked.index(item) for item in before)
+    wrong = sum(item in names[old:] for item in ranked[:cut]) - (len(after) - len(before))
+    assert len(out) <= max(0, wrong)
+    assert len(into) <= max(0, -wrong)
+
+
+def test_removing_one_conversation_moves_at_most_one() -> None:
+    before = validating(NAMES, 0.2, 0)
+    for name in NAMES:
+        after = validating([other for other in NAMES if other != name], 0.2, 0)
+        assert len((before ^ after) - {name}) <= 1

@@ -272,7 +272,9 @@ def test_a_verifier_that_is_not_there_is_told_in_one_line_before_any_stage(
     [
         ("missing.jsonl", "no file at"),
         ("*.parquet", "no file at"),
-        ("verifier", "is not a file"),
+        ("verifier", "is a model's folder"),
+        ("*ifier", "is not a file"),
+        ("manifest.yaml", "unsupported: .yaml"),
     ],
 )
 def test_a_source_that_is_not_there_is_told_before_any_stage(

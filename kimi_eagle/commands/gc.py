@@ -7,7 +7,7 @@ import re
 import sys
 from datetime import timedelta
 
-from kimi_eagle.commands.parsing import DONE, Subparsers, command
+from kimi_eagle.commands.parsing import DONE, Subparsers, command, count
 from kimi_eagle.sizes import parse_size
 
 _AGE = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -71,10 +71,3 @@ def size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def count(text: str) -> int:
-    """A whole number from 0 on. Raises: ArgumentTypeError."""
-    if not re.fullmatch(r"\d+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", help="a run's id, or an unambiguous start of it, or `latest`"
     )
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on. Raises: ArgumentTypeError."""
+    if not re.fullmatch(r"\d+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
 
 
 def code_of(status: str) -> int:

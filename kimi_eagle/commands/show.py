@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from kimi_eagle.commands.parsing import DONE, Subparsers, add_hash, command
+from kimi_eagle.commands.parsing import DONE, Subparsers, add_hash, command, count
 
 
 def add(commands: Subparsers) -> None:
@@ -13,11 +14,42 @@ def add(commands: Subparsers) -> None:
         commands, "show", run, "show what a hash names: a run, an artifact, a stage key, a file"
     )
     add_hash(parser)
+    parser.add_argument(
+        "--row",
+        action="append",
+        default=[],
+        type=int,
+        metavar="N",
+        dest="rows",
+        help="of rows, show row N (from 0) as text, what is supervised marked (repeatable)",
+    )
+    parser.add_argument(
+        "--sample",
+        type=count,
+        default=0,
+        metavar="COUNT",
+        help="of rows, show so many, at equal distances from the first to the last",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="decode with this tokenizer.json instead of the one that the rows were made with",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    from kimi_eagle import app, render
+    from kimi_eagle import app, render, render_rows
 
+    if options.rows or options.sample:
+        shown = app.show_rows(
+            options.root, options.hash, options.rows, options.sample, options.tokenizer
+        )
+        with render.while_read(sys.stdout):
+            render_rows.rows(shown, as_json=options.json)
+        return DONE
+    if options.tokenizer is not None:
+        raise LookupError("--tokenizer decodes rows: say which by --row N or --sample COUNT")
     found = app.show(options.root, options.hash)
     with render.while_read(sys.stdout):
         render.shown(found, options.root, as_json=options.json)

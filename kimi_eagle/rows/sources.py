@@ -1,133 +1,110 @@
-"""Read records from chat files: `.jsonl` and `.json`, plain, `.gz` or `.xz`. Standard library only.
+"""Read records from chat files, one at a time: memory as for the largest record, not the file.
 
-JSON is read strictly and alike everywhere: a repeated key, NaN, Infinity and numbers that overflow
-make a record bad.
+`.jsonl` and `.json` (an array, or one object a line), plain, `.gz`, `.xz` or `.zst`; `.parquet`;
+and `.arrow`, as a Hugging Face dataset is saved. JSON is read strictly (see `strict_json`) with the
+standard library alone; tables and `.zst` need pyarrow, which is loaded for them.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
-import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
+from kimi_eagle.rows.json_array import parsed, read_array
+from kimi_eagle.rows.records import MAX_BYTES, TOO_LARGE, TRUNCATED, UNREADABLE, Record
+from kimi_eagle.rows.source_files import KINDS, TABLES, bare_name, is_readable
+from kimi_eagle.rows.strict_json import BadRecord, loads
 
-class BadRecord(ValueError):
-    """A record that cannot be read as JSON."""
+__all__ = ["BadRecord", "Record", "loads", "read_records"]
 
-
-@dataclass(frozen=True)
-class Record:
-    """One record: its number (from 1: the line of a .jsonl, the item of a .json) and its value, or
-    why it has none."""
-
-    number: int
-    value: Any = None
-    error: str | None = None
+_MARK = b"\xef\xbb\xbf"
+_DAMAGE = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, in order; unreadable ones carry their error.
+    """The records of a file, in order; unreadable ones carry their error. A file that is damaged
+    or cut off yields what is whole, and then a record with the error.
 
     Raises:
-        BadRecord: the file as a whole cannot be read (no JSON array, wrong encoding, wrong suffix).
+        BadRecord: the file as a whole cannot be read (no records at all in it, or of a kind that
+            is not known).
         OSError: it cannot be opened.
     """
-    name = path.name.lower()
-    with _open(path, name) as file:
-        name = name.removesuffix(".gz").removesuffix(".xz")
-        try:
-            if name.endswith(".jsonl"):
-                yield from _lines(file)
-            elif name.endswith(".json"):
-                yield from _array(file, path)
-            else:
-                raise BadRecord(
-                    f"{path.name}: unsupported; known are .jsonl and .json, also with .gz or .xz"
-                )
-        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+    name = bare_name(path.name)
+    if not is_readable(path):
+        raise BadRecord(f"{path.name}: unsupported; known are {KINDS}")
+    if name.endswith(TABLES):
+        from kimi_eagle.rows.tables import read_table
+
+        yield from read_table(path)
+        return
+    number, line = 0, 1
+    try:
+        by_line = name.endswith(".jsonl") or not _begins_array(path)
+        with _open(path) as file:
+            for record in _lines(file) if by_line else read_array(file):
+                number, line = record.number, record.line or line
+                yield record
+    except _DAMAGE as error:
+        if number == 0:
             raise BadRecord(f"{path.name}: damaged compression: {error}") from None
+        yield Record(
+            number + 1,
+            number + 1 if by_line else line,
+            error=f"damaged compression: {error}",
+            reason=TRUNCATED if isinstance(error, EOFError) else UNREADABLE,
+        )
 
 
-def _open(path: Path, name: str) -> IO[bytes]:
-    if name.endswith(".gz"):
+def _open(path: Path) -> IO[bytes]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
-    if name.endswith(".xz"):
+    if suffix == ".xz":
         return cast(IO[bytes], lzma.open(path, "rb"))
+    if suffix == ".zst":
+        from kimi_eagle.rows.tables import open_zstd
+
+        return open_zstd(path)
     return path.open("rb")
 
 
 def _lines(file: IO[bytes]) -> Iterator[Record]:
-    for number, line in enumerate(file, 1):
+    number = 0
+    while line := file.readline(MAX_BYTES + 1):
+        number += 1
         if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if not line.strip():
-            continue
-        try:
-            yield Record(number, loads(line))
-        except BadRecord as error:
-            yield Record(number, error=str(error))
+            line = line.removeprefix(_MARK)
+        if len(line) > MAX_BYTES:
+            while not line.endswith(b"\n") and (line := file.readline(1 << 20)):
+                pass
+            yield Record(number, number, error=f"more than {MAX_BYTES} bytes", reason=TOO_LARGE)
+        elif line.strip():
+            # Whoever writes a line ends it: one that is no JSON and has no end was cut off.
+            reason = UNREADABLE if line.endswith(b"\n") else TRUNCATED
+            yield parsed(line, number, number, reason)
 
 
-def _array(file: IO[bytes], path: Path) -> Iterator[Record]:
-    try:
-        value = loads(file.read().removeprefix(b"\xef\xbb\xbf"))
-    except BadRecord as error:
-        raise BadRecord(f"{path.name}: {error}") from None
-    if not isinstance(value, list):
-        raise BadRecord(f"{path.name}: must hold an array of records")
-    for number, item in enumerate(value, 1):
-        yield Record(number, item)
-
-
-def loads(data: bytes) -> Any:
-    """Strict JSON.
+def _begins_array(path: Path) -> bool:
+    """Whether a `.json` file holds an array; if not, it must hold one object a line, as much that
+    is called .json does.
 
     Raises:
-        BadRecord: not UTF-8, not JSON, a repeated key, a constant that is no JSON, or a number
-            that overflows.
+        BadRecord: it holds neither.
     """
-    try:
-        return json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_pairs,
-            parse_constant=_constant,
-            parse_float=_float,
-        )
-    except UnicodeDecodeError as error:
-        raise BadRecord(f"not UTF-8 at byte {error.start}") from None
-    except RecursionError:
-        raise BadRecord("nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise BadRecord(f"not JSON: {error.msg} at character {error.pos}") from None
-    except BadRecord:
-        raise
-    except ValueError as error:  # a whole number of more digits than Python reads
-        raise BadRecord(f"not JSON that is read here: {error}") from None
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise BadRecord(f"key {key!r} is repeated")
-            seen.add(key)
-    return value
-
-
-def _float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise BadRecord(f"{text} is too large a number")
-    return number
-
-
-def _constant(name: str) -> Any:
-    raise BadRecord(f"{name} is not JSON")
+    with _open(path) as file:
+        start = b""
+        while not start and (piece := file.read1(1 << 16)):  # type: ignore[attr-defined]
+            start = piece.removeprefix(_MARK).lstrip(b" \t\r\n")
+        if start.startswith(b"["):
+            return True
+    with _open(path) as file:
+        first = next(_lines(file), None)
+    if first is None or not isinstance(first.value, dict):
+        why = "" if first is None or first.error is None else f": {first.error}"
+        raise BadRecord(f"{path.name}: must hold an array of records, or one record a line{why}")
+    return False

@@ -1,4 +1,14 @@
-"""Which conversations validate. Pure."""
+"""Which conversations validate. Pure.
+
+Every conversation has a rank, which depends on what it says and on the seed alone; of n that
+differ, the `n - floor(n × (1 - val_ratio))` of lowest rank validate. So equal conversations are on
+one side, the count is exact, and order, files and neighbours do not matter.
+
+When conversations are appended, each new one brings its own rank, and the cut moves to where the
+count is exact again. An old conversation changes sides only if the cut passes it; all that do
+change in one direction, and they are at most as many as the count would be wrong by with the cut
+where it was. No rule that leaves order out of account can promise that none moves.
+"""
 
 from __future__ import annotations
 

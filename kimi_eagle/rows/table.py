@@ -2,7 +2,8 @@
 
 - `token_ids` int32 [tokens]; `loss_mask` uint8 [tokens]; `offsets` int64 [rows + 1]
 - `split` uint8 [rows]: 0 trains, 1 validates
-- `source`, `record` int32 [rows]: which source and record a row came of (for people)
+- `source`, `file`, `record`, `line` int32 [rows]: which source, file (of all, by number), record
+  and line a row came of, for people; the line is 0 where there is none
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Rows:
     split: Any
     source: Any
     record: Any
+    file: Any = None
+    line: Any = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -56,6 +59,8 @@ def save_rows(
     split: Sequence[int],
     source: Sequence[int],
     record: Sequence[int],
+    file: Sequence[int],
+    line: Sequence[int],
 ) -> None:
     lengths = [len(ids) for ids in token_ids]
     save_file(
@@ -68,6 +73,8 @@ def save_rows(
             "split": np.asarray(split, np.uint8),
             "source": np.asarray(source, np.int32),
             "record": np.asarray(record, np.int32),
+            "file": np.asarray(file, np.int32),
+            "line": np.asarray(line, np.int32),
         },
         folder / FILE,
     )

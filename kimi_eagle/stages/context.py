@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.job import OUT, SHARDS, EventWriter, Given, Job
+from kimi_eagle.job import OUT, SHARDS, EventWriter, Given, Job, StageFailed
 from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
 
 
@@ -24,9 +24,15 @@ class Context:
         return open_folder(Path(self.job.verifier))
 
     def input(self, role: str) -> Given:
-        """The one input of a role."""
-        (given,) = self.job.inputs[role]
-        return given
+        """The one input of a role.
+
+        Raises:
+            StageFailed: it is several, as a glob or a folder may be.
+        """
+        given = self.job.inputs[role]
+        if len(given) != 1:
+            raise StageFailed(f"{role} names {len(given)} files, and one is read: name that one")
+        return given[0]
 
     def path(self, role: str) -> Path:
         return Path(self.input(role).path)
