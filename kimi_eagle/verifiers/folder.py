@@ -39,6 +39,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""A folder of templates by name; `tool_use.jinja` renders conversations with tools."""
 _WEIGHTS = ".safetensors"
 _IGNORED_SUFFIXES = (
     ".md",
@@ -67,7 +69,7 @@ class VerifierFolder:
         """The files of `whole` or `tokenizer`."""
         if name == "whole":
             return self.files
-        return tuple(file for file in self.files if file in TOKENIZER_FILES)
+        return tokenizer_files(self.path)
 
     def locate(self, *names: str) -> dict[str, Path]:
         """The file that holds each named tensor.
@@ -149,15 +151,26 @@ def _head_like(path: Path) -> list[str]:
     return [name for name in outside if any(word in name for word in wanted)][:8]
 
 
+def tokenizer_files(path: Path) -> tuple[str, ...]:
+    """The files of a folder that make token ids of messages, relative, sorted."""
+    names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+    return tuple(sorted([*names, *_additional_templates(path)]))
+
+
+def _additional_templates(path: Path) -> list[str]:
+    folder = path / ADDITIONAL_TEMPLATES
+    return [f"{folder.name}/{item.name}" for item in folder.glob("*.jinja") if item.is_file()]
+
+
 def _relevant(path: Path) -> list[str]:
-    names = []
+    names = _additional_templates(path)
     for item in sorted(path.iterdir()):
         if not item.is_file() or item.name.startswith("."):
             continue
         known = item.name in TOKENIZER_FILES
         if known or not item.name.lower().endswith(_IGNORED_SUFFIXES):
             names.append(item.name)
-    return names
+    return sorted(names)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

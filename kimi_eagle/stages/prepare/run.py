@@ -2,32 +2,121 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.identity import digest_document
 from kimi_eagle.job import StageFailed
 from kimi_eagle.rows.conversations import Conversation, Rejected, read_conversation
-from kimi_eagle.rows.render import Renderer, Row, cut
+from kimi_eagle.rows.render import Renderer, cut
 from kimi_eagle.rows.sources import BadRecord, read_records
 from kimi_eagle.rows.split import validating
-from kimi_eagle.rows.table import TRAIN, VALIDATE, save_rows
+from kimi_eagle.rows.table import TRAIN, VALIDATE, RowsWriter
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.prepare.parallel import cores, in_order
 
 _EXAMPLES = 3
 
 
+# What is handed to a process at once.
+_CHUNK_ITEMS, _CHUNK_CHARACTERS = 256, 200_000
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A conversation, where it came from, and its digest."""
+
+    source: int
+    record: int
+    where: str
+    digest: str
+    conversation: Conversation
+
+
+@dataclass(frozen=True)
+class _Left:
+    """Why a conversation, or a row of it, is left out."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A row as it is written."""
+
+    token_ids: Any
+    loss_mask: Any
+    turns: int
+
+
 def run(context: Context) -> dict[str, Any]:
     params = context.params
-    renderer = Renderer(load_tokenizer(context.path("tokenizer")), params.thinking)
+    renderer = Renderer(
+        load_tokenizer(context.path("tokenizer")), params.thinking, params.max_length
+    )
     rejects = _Rejects()
-    kept: list[tuple[int, int, str, Row]] = []
+    digests: list[str] = []
+    owner = array("Q")  # for each row its conversation, by position in `digests`
+    supervised = turns = repaired = 0
+    with RowsWriter(context.scratch("rows")) as writer:
+        for item, found in _rendered(_chunks(_unseen(context, rejects)), renderer, params):
+            whole = len(writer)
+            for made in found:
+                if isinstance(made, _Left):
+                    rejects.add(made.reason, item.where, made.detail)
+                    continue
+                writer.add(made.token_ids, made.loss_mask, item.source, item.record)
+                owner.append(len(digests))
+                supervised += int(made.loss_mask.sum())
+                turns += made.turns
+            if len(writer) > whole:
+                digests.append(item.digest)
+                repaired += item.conversation.repaired
+        if not digests:
+            raise StageFailed(
+                f"no row is left, {rejects.total} records were left out: "
+                f"{rejects.summary() or 'the sources are empty'}"
+            )
+        try:
+            apart = validating(digests, params.val_ratio, params.seed)
+        except ValueError as error:
+            raise StageFailed(str(error)) from None
+        held = [digest in apart for digest in digests]
+        split = [VALIDATE if held[conversation] else TRAIN for conversation in owner]
+        out = context.out("rows")
+        writer.finish(out, split)
+        metrics: dict[str, Any] = {
+            "conversations": len(digests),
+            "rows": len(writer),
+            "rows_train": split.count(TRAIN),
+            "rows_val": split.count(VALIDATE),
+            "tokens": writer.tokens,
+            "supervised_tokens": supervised,
+            "rejected": rejects.total,
+            "repaired_surrogates": repaired,
+        }
+    metrics["rejects"] = dict(sorted(rejects.counts.items()))
+    write_json(out / "report.json", metrics)
+    for reason, examples in rejects.examples.items():
+        context.events.note(f"{rejects.counts[reason]} left out, {reason}: {', '.join(examples)}")
+    # What rows() returns is proven, prompt by prompt; what could not be is among the rejects.
+    return {**metrics, "turns": turns, "prompts_proven": turns}
+
+
+def _unseen(context: Context, rejects: _Rejects) -> Iterator[_Item]:
+    """The conversations of all sources, each once."""
     seen: set[str] = set()
-    conversations = repaired = 0
-    for index, source in enumerate(params.sources):
+    for index, source in enumerate(context.params.sources):
         for number, conversation in _conversations(context, index, source, rejects):
             digest = digest_document("conversation/1", conversation.document())
             where = f"{Path(source.path).name}:{number}"
@@ -35,52 +124,57 @@ def run(context: Context) -> dict[str, Any]:
                 rejects.add("duplicate", where, "")
                 continue
             seen.add(digest)
-            try:
-                rows = renderer.rows(conversation)
-            except Rejected as error:
-                rejects.add(error.reason, where, str(error))
-                continue
-            whole = len(kept)
-            for row in rows:
-                try:
-                    kept.append((index, number, digest, cut(row, params.max_length)))
-                except Rejected as error:
-                    rejects.add(error.reason, where, str(error))
-            conversations += len(kept) > whole
-            repaired += conversation.repaired
-    if not kept:
-        raise StageFailed(
-            f"no row is left, {rejects.total} records were left out: "
-            f"{rejects.summary() or 'the sources are empty'}"
-        )
+            yield _Item(index, number, where, digest, conversation)
+
+
+def _chunks(items: Iterator[_Item]) -> Iterator[list[_Item]]:
+    chunk: list[_Item] = []
+    characters = 0
+    for item in items:
+        chunk.append(item)
+        characters += sum(len(message["content"]) for message in item.conversation.messages)
+        if len(chunk) == _CHUNK_ITEMS or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _rendered(
+    chunks: Iterator[list[_Item]], renderer: Renderer, params: Any
+) -> Iterator[tuple[_Item, list[_Made | _Left]]]:
+    """Each conversation with its rows, or with why there are none, in order: the same rows
+    whatever the number of processes."""
+
+    def work(chunk: list[_Item]) -> list[list[_Made | _Left]]:
+        return [_rows(item.conversation, renderer, params.max_length) for item in chunk]
+
+    processes = params.workers or cores()
     try:
-        apart = validating([item[2] for item in kept], params.val_ratio, params.seed)
-    except ValueError as error:
-        raise StageFailed(str(error)) from None
-    split = [VALIDATE if item[2] in apart else TRAIN for item in kept]
-    out = context.out("rows")
-    save_rows(
-        out,
-        [item[3].token_ids for item in kept],
-        [item[3].loss_mask for item in kept],
-        split,
-        [item[0] for item in kept],
-        [item[1] for item in kept],
-    )
-    metrics = {
-        "conversations": conversations,
-        "rows": len(kept),
-        "rows_train": split.count(TRAIN),
-        "rows_val": split.count(VALIDATE),
-        "tokens": sum(len(item[3].token_ids) for item in kept),
-        "supervised_tokens": sum(sum(item[3].loss_mask) for item in kept),
-        "rejected": rejects.total,
-        "repaired_surrogates": repaired,
-    }
-    write_json(out / "report.json", {**metrics, "rejects": dict(sorted(rejects.counts.items()))})
-    for reason, examples in rejects.examples.items():
-        context.events.note(f"{rejects.counts[reason]} left out, {reason}: {', '.join(examples)}")
-    return {**metrics, "rejects": dict(sorted(rejects.counts.items()))}
+        for chunk, found in in_order(chunks, work, processes):
+            yield from zip(chunk, found, strict=True)
+    except BrokenProcessPool:
+        raise StageFailed(
+            "a process that renders rows was killed, for want of memory most likely; "
+            f"{processes} were at work: set `workers` lower"
+        ) from None
+
+
+def _rows(conversation: Conversation, renderer: Renderer, max_length: int) -> list[_Made | _Left]:
+    try:
+        rows = renderer.rows(conversation)
+    except Rejected as error:
+        return [_Left(error.reason, str(error))]
+    found: list[_Made | _Left] = []
+    for row in rows:
+        try:
+            kept = cut(row, max_length)
+        except Rejected as error:
+            found.append(_Left(error.reason, str(error)))
+        else:
+            ids, mask = np.array(kept.token_ids, np.int32), np.array(kept.loss_mask, np.uint8)
+            found.append(_Made(ids, mask, len(row.turns)))
+    return found
 
 
 class _Rejects:

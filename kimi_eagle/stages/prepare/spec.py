@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kimi_eagle.stages.contract import (
     EXTERNAL_PATH,
+    OUTSIDE_KEY,
     Determinism,
     External,
     Model,
@@ -44,6 +45,8 @@ class PrepareParams(StageParams):
     thinking: Literal["auto", "always", "never"] = "auto"
     """How serving prompts open. `auto`: as the template's default for turns that carry
     reasoning, with `thinking=false` for turns that carry none."""
+    workers: Annotated[int | None, Field(ge=1), OUTSIDE_KEY] = None
+    """Processes that render, as many as there are cores unless given; the rows are the same."""
     on_bad_record: Literal["fail", "skip"] = "fail"
     """What a record that cannot be read does: end the stage, or be counted and left out."""
 
