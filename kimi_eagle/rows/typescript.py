@@ -185,10 +185,9 @@ class _Schemas:
 def _function(function: Mapping[str, Any]) -> str:
     schemas = _Schemas()
     parameters, properties = schemas.object(function.get("parameters") or {})
-    name, taken = function.get("name", "function"), parameters.write("")
     interfaces = []
-    if schemas.refers_to_itself:
-        taken = "parameters"
+    refers_to_itself = schemas.refers_to_itself  # definitions, read below, may do so too
+    if refers_to_itself:
         # Here, and nowhere else, in the schema's order.
         inner = _BETWEEN.join(item.write(_STEP) for item in properties)
         inner = f"\n{inner}\n" if inner else ""
@@ -197,7 +196,8 @@ def _function(function: Mapping[str, Any]) -> str:
         said = schema.get("description", "")
         above = _comment(said) + "\n" if said else ""
         interfaces.append(f"{above}interface {defined} {schemas.read(schema).write('')}")
-    said = function.get("description")
+    name, said = function.get("name", "function"), function.get("description")
+    taken = "parameters" if refers_to_itself else parameters.write("")
     parts = ["\n".join(interfaces), _comment(said) if said else ""]
     return "\n".join([*filter(None, parts), f"type {name} = (_: {taken}) => any;"])
 
