@@ -60,7 +60,11 @@ class Encoder:
 
     def whole(self, text: str) -> list[int]:
         """The ids of a text without marks, by the tokenizer's own call."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        if self._backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        # The same call without the offsets, which take as long again.
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(found.ids)
 
     def ids(self, text: str, mark: str = "", limit: int | None = None) -> list[int]:
         """The ids of a rendered text.
@@ -123,11 +127,7 @@ class Encoder:
         """The ids of text without control tokens."""
         known = self._known.get(text)
         if known is None:
-            if self._backend is None:
-                known = self.whole(text)
-            else:
-                (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
-                known = found.ids
+            known = self.whole(text)
             self._size += len(text)
             if self._size > _REMEMBERED:
                 self._known.clear()

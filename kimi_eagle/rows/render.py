@@ -55,16 +55,11 @@ class _Marked:
 
 @dataclass(frozen=True)
 class _Turn:
-    """One turn as text and as ids."""
+    """A turn, what it is asked with, and its row."""
 
     prompt: str
-    completion: str
     prompt_ids: list[int]
     row: Row
-
-    @property
-    def text(self) -> str:
-        return self.prompt + self.completion
 
 
 class Renderer:
@@ -129,8 +124,9 @@ class Renderer:
         return self._spoken.find(text)
 
     def rows(self, conversation: Conversation) -> list[Row]:
-        """A row for every assistant turn, joined where they continue one another. A row without
-        tokens stands for a turn whose prompt alone is longer than the limit.
+        """A row for every assistant turn, joined where they continue one another. A turn whose
+        prompt alone reaches the limit has a row of its prompt, or of nothing where the prompt is
+        longer by far.
 
         Raises:
             Rejected: a template that does not render a turn as a continuation of its prompt or
@@ -152,10 +148,8 @@ class Renderer:
                 thinks = thinks or bool(message.get("reasoning_content"))
                 if index == 0:
                     continue
-                turn = self._turn(given, index, thinks, joined[-1] if joined else None)
-                if turn is None:
-                    continue
-                if joined and continues(rows[-1], turn.row):
+                turn = self._turn(given, index, thinks)
+                if rows and continues(rows[-1], turn.row):
                     before = rows.pop()
                     mask = before.loss_mask + turn.row.loss_mask[len(before.loss_mask) :]
                     rows.append(Row(turn.row.token_ids, mask, before.turns + turn.row.turns))
@@ -163,23 +157,23 @@ class Renderer:
                     self._prove(joined, given.mark)
                     joined = []
                     rows.append(turn.row)
-                if turn.row.token_ids:
+                if any(turn.row.loss_mask):
                     joined.append(turn)
         self._prove(joined, given.mark)
         if not rows:
             raise Rejected("no_assistant_turn", "none that answers anything")
         return rows
 
-    def _turn(self, given: _Marked, index: int, thinks: bool, before: _Turn | None) -> _Turn | None:
-        """A turn; None for one that would only lengthen a row beyond the limit."""
+    def _turn(self, given: _Marked, index: int, thinks: bool) -> _Turn:
         reasoning = given.messages[index].get("reasoning_content")
         thinking = self._wants_thinking(thinks)
         history = [served(message) for message in given.messages[:index]]
         prompt = self._template.prompt(history, given.tools, thinking)
-        if self._limit is not None and self._encoder.at_least(prompt) >= self._limit:
-            if before is not None and prompt.startswith(before.text):
-                return None
-            return _Turn(prompt, "", [], Row((), (), (index,)))
+        # Where the length alone says that it is too long, it is not even encoded.
+        longer = self._limit is not None and self._encoder.at_least(prompt) >= self._limit
+        prompt_ids = [] if longer else self._ids(prompt, given.mark)
+        if longer or (self._limit is not None and len(prompt_ids) >= self._limit):
+            return _Turn(prompt, [], Row(tuple(prompt_ids), (0,) * len(prompt_ids), (index,)))
         said = given.messages[index]
         said = said if self._template.writes_arguments else served(said)
         whole = self._template.history([*history, said], given.tools, thinking)
@@ -194,7 +188,6 @@ class Renderer:
                 "reasoning_not_rendered",
                 "the template leaves reasoning out of the turn; `thinking: never` accepts that",
             )
-        prompt_ids = self._ids(prompt, given.mark)
         completion_ids = self._completion_ids(completion, given.mark, len(prompt_ids))
         if not completion_ids:
             raise Rejected("empty_assistant", f"turn {index} renders as nothing")
@@ -203,7 +196,7 @@ class Renderer:
             (0,) * len(prompt_ids) + (1,) * len(completion_ids),
             (index,),
         )
-        return _Turn(prompt, completion, prompt_ids, row)
+        return _Turn(prompt, prompt_ids, row)
 
     def _wants_thinking(self, thinks: bool) -> bool | None:
         """The template's `thinking` option for a turn; None leaves it to the template.
