@@ -56,7 +56,7 @@ class Prepare(StageKind):
     summary = "render conversations as serving would, and mark what the verifier said"
     params: ClassVar[type[StageParams]] = PrepareParams
     output = "rows"
-    code_version = 1
+    code_version = 2
     determinism = Determinism("bitwise")
 
     @classmethod
