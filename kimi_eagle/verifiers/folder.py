@@ -69,7 +69,10 @@ class VerifierFolder:
         """The files of `whole` or `tokenizer`."""
         if name == "whole":
             return self.files
-        return tokenizer_files(self.path)
+        templates = f"{ADDITIONAL_TEMPLATES}/"
+        return tuple(
+            file for file in self.files if file in TOKENIZER_FILES or file.startswith(templates)
+        )
 
     def locate(self, *names: str) -> dict[str, Path]:
         """The file that holds each named tensor.
@@ -149,12 +152,6 @@ def _head_like(path: Path) -> list[str]:
     wanted = ("embed", "norm", "head", "wte", "output")
     outside = (name for name in names if not any(part.isdigit() for part in name.split(".")))
     return [name for name in outside if any(word in name for word in wanted)][:8]
-
-
-def tokenizer_files(path: Path) -> tuple[str, ...]:
-    """The files of a folder that make token ids of messages, relative, sorted."""
-    names = [name for name in TOKENIZER_FILES if (path / name).is_file()]
-    return tuple(sorted([*names, *_additional_templates(path)]))
 
 
 def _additional_templates(path: Path) -> list[str]:
