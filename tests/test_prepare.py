@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import case_json, demo_verifier
+from cases import case_json, demo_verifier, material
 from conftest import DEMO, Project
+from material_chats import conversations
 from safetensors.numpy import save_file
 
 from kimi_eagle.job import EVENTS, EventWriter, Given, Job, StageFailed
@@ -34,10 +35,12 @@ from kimi_eagle.stages.prepare.spec import PrepareParams
 CHATS = DEMO / "chats.jsonl"
 
 
-def _run(folder: Path, *sources: Path, **params: Any) -> tuple[dict[str, Any], Path]:
+def _run(
+    folder: Path, *sources: Path, verifier: Path | None = None, **params: Any
+) -> tuple[dict[str, Any], Path]:
     """Metrics, and the folder of the artifact."""
     folder.mkdir()
-    verifier = str(demo_verifier())
+    tokenizer = str(verifier or demo_verifier())
     given = PrepareParams.model_validate(
         {
             "kind": "prepare",
@@ -52,8 +55,8 @@ def _run(folder: Path, *sources: Path, **params: Any) -> tuple[dict[str, Any], P
         stage="rows",
         kind="prepare",
         params={},
-        inputs={"tokenizer": (Given("", verifier),), **inputs},
-        verifier=verifier,
+        inputs={"tokenizer": (Given("", tokenizer),), **inputs},
+        verifier=tokenizer,
         folder=str(folder),
         root=str(folder),
         registry="",
@@ -106,6 +109,12 @@ def test_every_record_is_a_row_or_is_counted(tmp_path: Path) -> None:
         "too_long_no_supervision": 1,
     }
     assert load_rows(out).record.tolist() == [1, 2, 7]
+
+
+def test_nothing_left_to_learn_is_an_error(tmp_path: Path) -> None:  # PRE-13, PRE-02
+    source = _source(tmp_path / "chats.jsonl", _turns("word " * 600, "a"))
+    with pytest.raises(StageFailed, match="1 too_long_no_supervision"):
+        _run(tmp_path / "job", source)
 
 
 def test_a_huge_record_takes_no_time_and_leaves_the_others(tmp_path: Path) -> None:  # PRE-24
@@ -257,3 +266,26 @@ def test_what_makes_other_rows_runs_again_and_what_does_not_ends_there(made: Pro
     assert answer.code == 0, answer.err
     assert answer.dispositions["rows"] == "executed"
     assert answer.dispositions["vocab"] == "reused"
+
+
+@pytest.mark.slow
+def test_every_conversation_of_the_material_is_rows_or_is_counted(tmp_path: Path) -> None:
+    """With Kimi's own vocabulary and template, from `tiktoken.model` alone: every prompt proven."""
+    source = tmp_path / "material.jsonl"
+    records = list(conversations(material("chat")))
+    assert len(records) > 14_000
+    # All that has tools or reasoning, and every fifth of what is a question and an answer.
+    chosen = [item for n, item in enumerate(records) if len(item["messages"]) > 2 or n % 5 == 0]
+    lines = (json.dumps(item) + "\n" for item in chosen)
+    source.write_text("".join(lines), "utf-8")
+    metrics, out = _run(
+        tmp_path / "job", source, verifier=material("kimi-k2.5"), max_length=2048, val_ratio=0.1
+    )
+    rejects = metrics["rejects"]
+    assert "prompt_not_proven" not in rejects
+    assert set(rejects) <= {"duplicate", "think_token_in_text", "too_long_no_supervision"}
+    assert metrics["prompts_proven"] == metrics["turns"] > metrics["rows"] > 3_000
+    # A conversation is lost as a whole only where it is counted; a long one loses rows alone.
+    whole = sum(count for reason, count in rejects.items() if reason != "too_long_no_supervision")
+    assert metrics["conversations"] + whole == len(chosen)
+    assert all(load_rows(out).mask(row).any() for row in range(metrics["rows"]))

@@ -18,7 +18,7 @@ from kimi_eagle.rows.conversations import Rejected
 CONTROL_IN_TEXT = "control_token_in_text"
 LONGEST_TEXT = 1_000_000
 """Characters that are encoded at once where nothing says that part of them is enough."""
-_REMEMBERED = 4_000_000
+_REMEMBERED = 1_000_000
 """Characters whose ids are kept for the next conversation."""
 
 

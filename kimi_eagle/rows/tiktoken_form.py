@@ -80,6 +80,13 @@ def fast_form(folder: Path) -> Any:
     return made
 
 
+def rank_count(folder: Path) -> int:
+    """The ids of a folder that has only `tiktoken.model`, added tokens included. Raises:
+    VerifierError, as `fast_form` does."""
+    read_config(folder)
+    return len(read_ranks(folder / RANKS)) + _ADDED
+
+
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Token → rank, in the order of ranks.
 

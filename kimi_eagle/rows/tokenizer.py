@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.rows.tiktoken_form import RANKS, fast_form, pieces, read_config
+from kimi_eagle.rows.tiktoken_form import RANKS, fast_form, pieces, rank_count, read_config
 from kimi_eagle.verifiers.facts import VerifierError
 from kimi_eagle.verifiers.folder import ADDITIONAL_TEMPLATES
 
@@ -93,7 +93,7 @@ def token_count(folder: Path) -> int:
 
     if not (folder / TOKENIZER).exists():
         if (folder / RANKS).exists():
-            return int(fast_form(folder).get_vocab_size(with_added_tokens=True))
+            return rank_count(folder)
         return int(max(load_tokenizer(folder).get_vocab().values())) + 1
     try:
         vocabulary = Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab(with_added_tokens=True)

@@ -44,7 +44,8 @@ class PrepareParams(StageParams):
     """Decides which conversations validate."""
     thinking: Literal["auto", "always", "never"] = "auto"
     """How serving prompts open. `auto`: as the template's default for turns that carry
-    reasoning, with `thinking=false` for turns that carry none."""
+    reasoning, or that follow one which does in answer to the same question (a tool call);
+    with `thinking=false` for the others."""
     workers: Annotated[int | None, Field(ge=1), OUTSIDE_KEY] = None
     """Processes that render, as many as there are cores unless given; the rows are the same."""
     on_bad_record: Literal["fail", "skip"] = "fail"
