@@ -148,7 +148,7 @@ def _speculators(
     from datasets import load_from_disk
 
     rows = load_from_disk(str(out))
-    counts = {"rows": len(rows), "tokens": sum(rows["seq_len"])}
+    counts = {"rows": len(rows), "tokens": int(sum(rows["seq_len"]))}
     return Usage(usage.cpu_seconds + served, usage.seconds, usage.peak_bytes), counts
 
 

@@ -47,6 +47,7 @@ class Encoder:
         added = tokenizer.get_added_vocab()
         self._ids = {token: added[token] for token in control.tokens}
         self._control_ids = frozenset(self._ids.values())
+        self._endings = tuple(self._ids)
         self._pieces: Callable[[str], Iterable[str]] = getattr(tokenizer, "pieces", _uncut)
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._known: dict[str, list[int]] = {}
@@ -116,7 +117,7 @@ class Encoder:
 
     def ends_apart(self, text: str) -> bool:
         """Whether a text ends in a control token, so that its ids stay when more follows."""
-        return self._apart and text.endswith(tuple(self._control.tokens))
+        return self._apart and text.endswith(self._endings)
 
     def at_least(self, text: str) -> int:
         """A number of ids that a text has for certain, reckoned from its length alone; 0 where
