@@ -51,13 +51,9 @@ class _Text:
     def clean(self, text: str) -> str:
         """Lone surrogates cannot be encoded: each becomes U+FFFD; pairs are joined by the JSON
         reader already."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            pass
-        else:
-            return text
         lone = sum(0xD800 <= ord(char) <= 0xDFFF for char in text)
+        if not lone:
+            return text
         self.repaired += lone
         return "".join("\ufffd" if 0xD800 <= ord(char) <= 0xDFFF else char for char in text)
 
