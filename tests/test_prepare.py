@@ -13,19 +13,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cases import case_json, demo_verifier, material
 from conftest import DEMO, Project
 from material_chats import conversations
-from safetensors.numpy import save_file
 
 from kimi_eagle.job import EVENTS, EventWriter, Given, Job, StageFailed
 from kimi_eagle.rows.conversations import Rejected, read_conversation
 from kimi_eagle.rows.encode import Encoder
 from kimi_eagle.rows.render import Renderer, Row, cut
 from kimi_eagle.rows.sources import read_records
-from kimi_eagle.rows.table import FILE, Rows, RowsWriter, load_rows
+from kimi_eagle.rows.table import FILE, Rows, RowsWriter, load_rows, save_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.prepare import run as prepare
@@ -166,26 +164,21 @@ def test_a_prompt_that_cannot_be_proven_is_rejected(monkeypatch: pytest.MonkeyPa
         Renderer(tokenizer).rows(conversation)
 
 
-def test_rows_are_written_as_safetensors_writes_them(tmp_path: Path) -> None:
-    rows = [([5, 6, 7], [0, 1, 1], 0, 3), ([8], [1], 1, 9), ([], [], 1, 10)]
-    (tmp_path / "scratch").mkdir()
-    with RowsWriter(tmp_path / "scratch") as writer:
-        for row in rows:
+def test_rows_that_are_written_as_they_come_are_the_file_of_all_at_once(tmp_path: Path) -> None:
+    ids, masks = [[5, 6, 7], [8], []], [[0, 1, 1], [1], []]
+    split, source, record = [0, 1, 0], [0, 1, 1], [3, 9, 10]
+    whole, scratch = tmp_path / "whole", tmp_path / "scratch"
+    whole.mkdir()
+    scratch.mkdir()
+    save_rows(whole, ids, masks, split, source, record)
+    with RowsWriter(scratch) as writer:
+        for row in zip(ids, masks, source, record, strict=True):
             writer.add(*row)
         assert (len(writer), writer.tokens) == (3, 4)
-        writer.finish(tmp_path, [0, 1, 0])
-    arrays = {
-        "token_ids": np.array([5, 6, 7, 8], np.int32),
-        "loss_mask": np.array([0, 1, 1, 1], np.uint8),
-        "offsets": np.array([0, 3, 4, 4], np.int64),
-        "split": np.array([0, 1, 0], np.uint8),
-        "source": np.array([0, 1, 1], np.int32),
-        "record": np.array([3, 9, 10], np.int32),
-    }
-    save_file(arrays, tmp_path / "whole.safetensors")
-    assert (tmp_path / FILE).read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+        writer.finish(tmp_path, split)
+    assert (tmp_path / FILE).read_bytes() == (whole / FILE).read_bytes()
     found: Rows = load_rows(tmp_path)
-    assert [found.ids(row).tolist() for row in range(3)] == [[5, 6, 7], [8], []]
+    assert [found.ids(row).tolist() for row in range(3)] == ids
 
 
 def test_work_is_taken_in_order_and_no_further_ahead_than_needed() -> None:

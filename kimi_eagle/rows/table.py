@@ -16,21 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 FILE = "rows.safetensors"
 TRAIN, VALIDATE = 0, 1
 _BLOCK = 1 << 20
-
-# The arrays in the order of the safetensors library: by type, the widest first, then by name.
-_TYPES = {
-    "offsets": ("I64", "<i8"),
-    "record": ("I32", "<i4"),
-    "source": ("I32", "<i4"),
-    "token_ids": ("I32", "<i4"),
-    "loss_mask": ("U8", "u1"),
-    "split": ("U8", "u1"),
-}
 
 
 @dataclass(frozen=True)
@@ -63,19 +53,53 @@ class Rows:
         return bytes(self.ids(row).astype("<i4").tobytes())
 
 
+def save_rows(
+    folder: Path,
+    token_ids: Sequence[Sequence[int]],
+    loss_masks: Sequence[Sequence[int]],
+    split: Sequence[int],
+    source: Sequence[int],
+    record: Sequence[int],
+) -> None:
+    lengths = [len(ids) for ids in token_ids]
+    save_file(
+        {
+            "token_ids": np.fromiter((t for ids in token_ids for t in ids), np.int32, sum(lengths)),
+            "loss_mask": np.fromiter(
+                (m for mask in loss_masks for m in mask), np.uint8, sum(lengths)
+            ),
+            "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            "split": np.asarray(split, np.uint8),
+            "source": np.asarray(source, np.int32),
+            "record": np.asarray(record, np.int32),
+        },
+        folder / FILE,
+    )
+
+
 class RowsWriter:
     """Writes rows as they come, so that memory does not grow with them: an open file for every
-    array, put together at the end. The file is byte for byte what safetensors would save.
+    array, put together at the end. The file is byte for byte what `save_rows` would write.
 
     Raises: OSError, of the disk.
     """
 
-    def __init__(self, scratch: Path):
-        """Args: `scratch`: a folder for the arrays until they are whole."""
-        self._scratch = scratch
-        self._files = {name: (scratch / name).open("w+b") for name in _TYPES}
-        self._sizes = dict.fromkeys(_TYPES, 0)
-        self._end = 0
+    def __init__(self, scratch: Path, columns: Sequence[str] = ("source", "record")):
+        """
+        Args:
+            scratch: a folder for the arrays until they are whole.
+            columns: the int32 [rows] that say where a row came from.
+        """
+        self._columns = tuple(columns)
+        # In the order of the safetensors library: by type, the widest first, then by name.
+        self._types = {
+            "offsets": ("I64", "<i8"),
+            **dict.fromkeys(sorted([*columns, "token_ids"]), ("I32", "<i4")),
+            "loss_mask": ("U8", "u1"),
+            "split": ("U8", "u1"),
+        }
+        self._files = {name: (scratch / name).open("w+b") for name in self._types}
+        self._sizes = dict.fromkeys(self._types, 0)
         self._put("offsets", [0])
 
     def __enter__(self) -> RowsWriter:
@@ -86,21 +110,20 @@ class RowsWriter:
             file.close()
 
     def __len__(self) -> int:
-        return self._sizes["source"]
+        return self._sizes["offsets"] - 1
 
     @property
     def tokens(self) -> int:
-        return self._end
+        return self._sizes["token_ids"]
 
-    def add(self, token_ids: Any, loss_mask: Any, source: int, record: int) -> None:
-        """A row: arrays (or sequences) of equal length."""
+    def add(self, token_ids: Any, loss_mask: Any, *columns: int) -> None:
+        """A row: its ids and mask, of equal length, and what each column says of it."""
         assert len(token_ids) == len(loss_mask)
-        self._end += len(token_ids)
         self._put("token_ids", token_ids)
         self._put("loss_mask", loss_mask)
-        self._put("offsets", [self._end])
-        self._put("source", [source])
-        self._put("record", [record])
+        self._put("offsets", [self.tokens])
+        for name, value in zip(self._columns, columns, strict=True):
+            self._put(name, [value])
 
     def finish(self, folder: Path, split: Sequence[int]) -> None:
         """Write `rows.safetensors`; no row can be added after.
@@ -111,7 +134,7 @@ class RowsWriter:
         assert len(split) == len(self)
         self._put("split", split)
         header, end = {}, 0
-        for name, (kind, dtype) in _TYPES.items():
+        for name, (kind, dtype) in self._types.items():
             size = self._sizes[name] * np.dtype(dtype).itemsize
             header[name] = {
                 "dtype": kind,
@@ -128,7 +151,7 @@ class RowsWriter:
                 shutil.copyfileobj(file, target, _BLOCK)
 
     def _put(self, name: str, values: Any) -> None:
-        array = np.asarray(values, _TYPES[name][1])
+        array = np.asarray(values, self._types[name][1])
         self._files[name].write(array.tobytes())
         self._sizes[name] += len(array)
 
