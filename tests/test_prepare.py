@@ -26,6 +26,7 @@ from kimi_eagle.rows.sources import read_records
 from kimi_eagle.rows.table import FILE, Rows, RowsWriter, load_rows, save_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.prepare import rendering
 from kimi_eagle.stages.prepare import run as prepare
 from kimi_eagle.stages.prepare.parallel import in_order
 from kimi_eagle.stages.prepare.spec import PrepareParams
@@ -77,7 +78,7 @@ def _turns(*texts: str) -> list[dict[str, str]]:
 def test_the_rows_are_the_same_in_any_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "_CHUNK_ITEMS", 7)
+    monkeypatch.setattr(rendering, "CHUNK_ITEMS", 7)
     found = [_run(tmp_path / str(n), CHATS, workers=n) for n in (1, 3)]
     files = [{path.name: path.read_bytes() for path in out.iterdir()} for _, out in found]
     assert files[0].keys() == {FILE, "report.json"}
@@ -223,8 +224,8 @@ def test_an_error_in_a_process_is_raised_and_a_killed_one_ends_the_stage(
 
     with pytest.raises(BrokenProcessPool):
         list(in_order(range(9), die, 2))
-    monkeypatch.setattr(prepare, "_CHUNK_ITEMS", 7)
-    monkeypatch.setattr(prepare, "_rows", die)
+    monkeypatch.setattr(rendering, "CHUNK_ITEMS", 7)
+    monkeypatch.setattr(rendering, "rows", die)
     with pytest.raises(StageFailed, match="set `workers` lower"):
         _run(tmp_path / "job", CHATS, workers=2)
 

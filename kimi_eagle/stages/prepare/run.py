@@ -5,30 +5,24 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.identity import digest_document
 from kimi_eagle.job import StageFailed
 from kimi_eagle.rows.conversations import Conversation, Rejected, read_conversation
-from kimi_eagle.rows.render import Renderer, cut
+from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.sources import BadRecord, read_records
 from kimi_eagle.rows.split import validating
 from kimi_eagle.rows.table import TRAIN, VALIDATE, RowsWriter
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
-from kimi_eagle.stages.prepare.parallel import cores, in_order
+from kimi_eagle.stages.prepare.parallel import cores
+from kimi_eagle.stages.prepare.rendering import Left, rendered
 
 _EXAMPLES = 3
-
-
-# What is handed to a process at once.
-_CHUNK_ITEMS, _CHUNK_CHARACTERS = 256, 200_000
 
 
 @dataclass(frozen=True)
@@ -42,23 +36,6 @@ class _Item:
     conversation: Conversation
 
 
-@dataclass(frozen=True)
-class _Left:
-    """Why a conversation, or a row of it, is left out."""
-
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A row as it is written."""
-
-    token_ids: Any
-    loss_mask: Any
-    turns: int
-
-
 def run(context: Context) -> dict[str, Any]:
     params = context.params
     renderer = Renderer(
@@ -69,10 +46,12 @@ def run(context: Context) -> dict[str, Any]:
     owner = array("Q")  # for each row its conversation, by position in `digests`
     supervised = turns = repaired = 0
     with RowsWriter(context.scratch("rows")) as writer:
-        for item, found in _rendered(_chunks(_unseen(context, rejects)), renderer, params):
+        items = _unseen(context, rejects)
+        processes = params.workers or cores()
+        for item, found in rendered(items, renderer, params.max_length, processes):
             whole = len(writer)
             for made in found:
-                if isinstance(made, _Left):
+                if isinstance(made, Left):
                     rejects.add(made.reason, item.where, made.detail)
                     continue
                 writer.add(made.token_ids, made.loss_mask, item.source, item.record)
@@ -125,56 +104,6 @@ def _unseen(context: Context, rejects: _Rejects) -> Iterator[_Item]:
                 continue
             seen.add(digest)
             yield _Item(index, number, where, digest, conversation)
-
-
-def _chunks(items: Iterator[_Item]) -> Iterator[list[_Item]]:
-    chunk: list[_Item] = []
-    characters = 0
-    for item in items:
-        chunk.append(item)
-        characters += sum(len(message["content"]) for message in item.conversation.messages)
-        if len(chunk) == _CHUNK_ITEMS or characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-def _rendered(
-    chunks: Iterator[list[_Item]], renderer: Renderer, params: Any
-) -> Iterator[tuple[_Item, list[_Made | _Left]]]:
-    """Each conversation with its rows, or with why there are none, in order: the same rows
-    whatever the number of processes."""
-
-    def work(chunk: list[_Item]) -> list[list[_Made | _Left]]:
-        return [_rows(item.conversation, renderer, params.max_length) for item in chunk]
-
-    processes = params.workers or cores()
-    try:
-        for chunk, found in in_order(chunks, work, processes):
-            yield from zip(chunk, found, strict=True)
-    except BrokenProcessPool:
-        raise StageFailed(
-            "a process that renders rows was killed, for want of memory most likely; "
-            f"{processes} were at work: set `workers` lower"
-        ) from None
-
-
-def _rows(conversation: Conversation, renderer: Renderer, max_length: int) -> list[_Made | _Left]:
-    try:
-        rows = renderer.rows(conversation)
-    except Rejected as error:
-        return [_Left(error.reason, str(error))]
-    found: list[_Made | _Left] = []
-    for row in rows:
-        try:
-            kept = cut(row, max_length)
-        except Rejected as error:
-            found.append(_Left(error.reason, str(error)))
-        else:
-            ids, mask = np.array(kept.token_ids, np.int32), np.array(kept.loss_mask, np.uint8)
-            found.append(_Made(ids, mask, len(row.turns)))
-    return found
 
 
 class _Rejects:
