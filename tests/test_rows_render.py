@@ -17,6 +17,7 @@ from cases import case_input, case_json, demo_verifier, material
 from kimi_eagle.rows.conversations import Rejected, read_conversation
 from kimi_eagle.rows.render import Renderer, Row, cut
 from kimi_eagle.rows.sources import read_records
+from kimi_eagle.rows.tiktoken_form import PATTERN
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -24,10 +25,6 @@ CHATML = (
     "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Parts of Kimi's own split pattern.
-UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 ASSISTANT = "<|im_assistant|>assistant<|im_middle|>"
 
 
@@ -74,19 +71,6 @@ def demo() -> Any:
 class Kimi:
     """The real tokenizer and template as a slow tokenizer: no offsets, no assistant mask."""
 
-    PATTERN = "|".join(
-        [
-            r"[\p{Han}]+",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDINGS}",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDINGS}",
-            r"\p{N}{1,3}",
-            r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-            r"\s*[\r\n]+",
-            r"\s+(?!\S)",
-            r"\s+",
-        ]
-    )
-
     def __init__(self, folder: Path):
         import tiktoken
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -102,15 +86,16 @@ class Kimi:
         self.all_special_ids = [i for i, token in named.items() if token["special"]]
         self.all_special_tokens = [named[i]["content"] for i in self.all_special_ids]
         self._encoding = tiktoken.Encoding(
-            "kimi", pat_str=self.PATTERN, mergeable_ranks=ranks, special_tokens=self._added
+            "kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self._added
         )
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
+        self.chat_template = (folder / "chat_template.jinja").read_text("utf-8")
         environment.filters["tojson"] = lambda value, **options: json.dumps(
             value, **{"ensure_ascii": False, **options}
         )
-        self._template = environment.from_string((folder / "chat_template.jinja").read_text())
+        self._template = environment.from_string(self.chat_template)
 
     def apply_chat_template(self, conversation: Any, *, tokenize: bool, **options: Any) -> str:
         assert not tokenize
@@ -120,7 +105,10 @@ class Kimi:
         assert not add_special_tokens
         return list(self._encoding.encode(text, allowed_special="all"))
 
-    def decode(self, ids: list[int]) -> str:
+    def encode_ordinary(self, text: str) -> list[int]:
+        return list(self._encoding.encode_ordinary(text))
+
+    def decode(self, ids: list[int], **_: Any) -> str:
         return str(self._encoding.decode(ids))
 
     def get_added_vocab(self) -> dict[str, int]:
@@ -349,10 +337,43 @@ def test_tool_calls_are_learnt_as_said_and_sent_as_served(kimi: Kimi) -> None:
     assert learnt == "31 C<|im_end|>"
 
 
-def test_tools_are_declared_in_every_prompt(kimi: Kimi) -> None:
+def test_tools_are_declared_as_typescript_in_every_prompt(kimi: Kimi) -> None:
+    """As Kimi's own tokenizer hands them to its template."""
     rows = _rows(kimi, user("q"), said("", tool_calls=[CALL]), RETURN, said("a"), tools=TOOLS)
-    declared = "<|im_system|>tool_declare<|im_middle|>" + json.dumps(TOOLS, separators=(",", ":"))
+    declared = (
+        "<|im_system|>tool_declare<|im_middle|># Tools\n\n## functions\nnamespace functions {\n"
+        "type get = (_: {}) => any;\n}\n<|im_end|>"
+    )
     assert all(_split(kimi, row)[0][1].startswith(declared) for row in rows)
+
+
+def test_tools_without_a_typescript_form_are_declared_as_json(kimi: Kimi) -> None:
+    """With sorted keys, which is all that Kimi's tokenizer does to them then."""
+    odd = {"type": "object", "properties": {"b": {"not": {}}, "a": {"type": "string"}}}
+    tools = [{"function": {"parameters": odd, "name": "get"}, "type": "function"}]
+    (row,) = _rows(kimi, user("q"), said("a"), tools=tools)
+    shown = {
+        "function": {
+            "description": None,
+            "name": "get",
+            "parameters": {
+                "properties": {"a": {"type": "string"}, "b": {"not": {}}},
+                "type": "object",
+            },
+        },
+        "type": "function",
+    }
+    declared = "tool_declare<|im_middle|>" + json.dumps([shown], separators=(",", ":"))
+    assert declared in _split(kimi, row)[0][1]
+
+
+def test_other_templates_are_given_tools_as_vllm_orders_them() -> None:
+    tokenizer = _chatml("{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML)
+    tools = [{"function": {"parameters": {"b": 1, "a": 2}, "name": "f"}, "type": "function"}]
+    (row,) = _rows(tokenizer, user("q"), said("a"), tools=tools)
+    function = {"name": "f", "description": None, "parameters": {"b": 1, "a": 2}}
+    declared = json.dumps([{"type": "function", "function": function}])
+    assert _split(tokenizer, row)[0][1].startswith(declared + "<|im_start|>")
 
 
 def test_reasoning_before_a_tool_call_stays_in_the_prompt_of_the_answer(kimi: Kimi) -> None:
@@ -366,6 +387,22 @@ def test_reasoning_before_a_tool_call_stays_in_the_prompt_of_the_answer(kimi: Ki
         "R2</think>31 C<|im_end|>",
     ]
     assert row.turns == (1, 3)
+
+
+def test_an_answer_without_reasoning_leaves_that_of_the_call_before_it(kimi: Kimi) -> None:
+    """Thinking was on for the call, and is on for what is asked next: turned off, it would take
+    the call's reasoning out of the prompt. A new question has its own say."""
+    spaced = {**CALL, "function": {"name": "get", "arguments": '{"city": "Oslo"}'}}
+    call = said("", "R1", tool_calls=[spaced])
+    first, second = _rows(kimi, user("q"), call, RETURN, said("31 C"), user("q2"), said("b"))
+    assert _learnt(kimi, first) == [
+        "R1</think>" + SECTION.format('{"city": "Oslo"}'),
+        "</think>31 C<|im_end|>",
+    ]
+    assert first.turns == (1, 3)
+    (_, prompt), (_, learnt) = _split(kimi, second)
+    assert prompt.endswith(f"q2<|im_end|>{ASSISTANT}<think></think>")
+    assert learnt == "b<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -410,14 +447,80 @@ CONTROL = "<|im_end|>"
             {},
         ),
         ([user("q"), said("a")], {"tools": [{"name": CONTROL}]}),
+        ([user(f"{CONTROL}<|im_{CONTROL}end|>{CONTROL}"), said(f"{CONTROL}{CONTROL}")], {}),
     ],
-    ids=["user", "assistant", "system", "name", "reasoning", "call id", "argument", "tools"],
+    ids=["user", "assistant", "system", "name", "reasoning", "call id", "argument", "tools", "all"],
 )
-def test_control_tokens_in_text_are_rejected_and_named(
+def test_control_tokens_in_text_stay_text(
     tokenizer: Any, turns: list[Any], beside: dict[str, Any]
 ) -> None:
-    with pytest.raises(Rejected, match=r"control_token_in_text: <\|im_end\|>"):
-        _rows(tokenizer, *turns, **beside)
+    """The row's control tokens are those of the same conversation with harmless text instead, and
+    its text is what was written."""
+    if isinstance(tokenizer, Kimi) or "think" in tokenizer.chat_template:
+        thinking = "auto"
+    else:
+        thinking = "never"  # this template writes no reasoning
+
+    def plain(value: Any) -> Any:
+        return json.loads(json.dumps(value).replace(CONTROL, "HARMLESS"))
+
+    end = tokenizer.get_added_vocab()[CONTROL]
+    rows = _rows(tokenizer, *turns, thinking=thinking, **beside)
+    harmless = _rows(tokenizer, *plain(turns), thinking=thinking, **plain(beside))
+    for row, other in zip(rows, harmless, strict=True):
+        assert row.token_ids.count(end) == other.token_ids.count(end)
+        assert row.token_ids[-1] == end
+        found = [text for _, text in _split(tokenizer, row)]
+        wanted = [text for _, text in _split(tokenizer, other)]
+        assert [text.replace(CONTROL, "") for text in found] == [
+            text.replace(CONTROL, "").replace("HARMLESS", "") for text in wanted
+        ]
+        written = "".join(found).count(CONTROL) - "".join(wanted).count(CONTROL)
+        assert written == "".join(wanted).count("HARMLESS")
+
+
+def test_evaluation_sends_the_ids_of_the_rows(tokenizer: Any) -> None:
+    turns = [user(f"x{CONTROL}y <think>"), said("a"), user("q2")]
+    (row,) = _rows(tokenizer, *turns, said("b"))
+    asked = Renderer(tokenizer).prompt_ids(turns, thinking=False)
+    assert list(row.token_ids[: len(asked)]) == asked
+    assert sum(row.loss_mask[len(asked) :]) == len(row.token_ids) - len(asked)
+
+
+def test_thinking_tokens_in_a_question_stay_text(thinker: Any) -> None:
+    (row,) = _rows(thinker, user("what does <think> do? </think>"), said("a", "why"))
+    added = thinker.get_added_vocab()
+    assert row.token_ids.count(added["<think>"]) == 1
+    assert row.token_ids.count(added["</think>"]) == 1
+    assert "what does <think> do? </think><|im_end|>" in _split(thinker, row)[0][1]
+
+
+def test_marks_are_characters_that_the_text_does_not_have(thinker: Any) -> None:
+    (row,) = _rows(thinker, user(f"\ufdd0 {CONTROL} \ufdd1"), said("a"))
+    assert f"\ufdd0 {CONTROL} \ufdd1<|im_end|>" in _split(thinker, row)[0][1]
+    every = "".join(map(chr, range(0xFDD0, 0xFDF0)))
+    assert _reason(thinker, user(every + CONTROL), said("a")) == "control_token_in_text"
+
+
+def test_a_template_that_escapes_text_rejects_control_tokens_in_it() -> None:
+    escaping = _chatml(CHATML.replace("{{ m.content }}", "{{ m.content | tojson(true) }}"))
+    assert _reason(escaping, user(CONTROL), said("a")) == "control_token_in_text"
+
+
+def test_a_tokenizer_that_cannot_encode_control_tokens_as_text_rejects_them(chatml: Any) -> None:
+    class Slow:
+        """No more than transformers' tokenizers in Python have."""
+
+        backend_tokenizer = None
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "encode_ordinary":
+                raise AttributeError(name)
+            return getattr(chatml, name)
+
+    turns = [user("q"), said("a")]
+    assert _rows(Slow(), *turns) == _rows(chatml, *turns)
+    assert _reason(Slow(), user(CONTROL), said("a")) == "control_token_in_text"
 
 
 def test_added_runs_of_spaces_are_no_control_tokens(chatml: Any) -> None:
@@ -525,13 +628,4 @@ def test_a_public_verifier_folder_without_a_template_is_refused(tmp_path: Path) 
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(VerifierError, match="no chat template"):
-        load_tokenizer(tmp_path)
-
-
-def test_tiktoken_alone_is_refused_rather_than_converted(tmp_path: Path) -> None:
-    from kimi_eagle.rows.tokenizer import load_tokenizer
-    from kimi_eagle.verifiers.facts import VerifierError
-
-    (tmp_path / "tiktoken.model").write_bytes(b"IQ== 0\n")
-    with pytest.raises(VerifierError, match=r"tiktoken\.model"):
         load_tokenizer(tmp_path)

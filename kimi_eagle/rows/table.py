@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,9 @@ from safetensors.numpy import load_file, save_file
 
 FILE = "rows.safetensors"
 TRAIN, VALIDATE = 0, 1
+ORIGIN = ("file", "line", "record", "source")
+"""The columns that say where a row came of, as `RowsWriter.add` takes them."""
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,10 @@ def save_rows(
     split: Sequence[int],
     source: Sequence[int],
     record: Sequence[int],
-    file: Sequence[int],
-    line: Sequence[int],
+    file: Sequence[int] | None = None,
+    line: Sequence[int] | None = None,
 ) -> None:
+    """Write rows that are in memory; without a file or a line these are 0."""
     lengths = [len(ids) for ids in token_ids]
     save_file(
         {
@@ -73,11 +80,90 @@ def save_rows(
             "split": np.asarray(split, np.uint8),
             "source": np.asarray(source, np.int32),
             "record": np.asarray(record, np.int32),
-            "file": np.asarray(file, np.int32),
-            "line": np.asarray(line, np.int32),
+            "file": np.asarray(file or [0] * len(record), np.int32),
+            "line": np.asarray(line or [0] * len(record), np.int32),
         },
         folder / FILE,
     )
+
+
+class RowsWriter:
+    """Writes rows as they come, so that memory does not grow with them: an open file for every
+    array, put together at the end. The file is byte for byte what `save_rows` would write.
+
+    Raises: OSError, of the disk.
+    """
+
+    def __init__(self, scratch: Path, columns: Sequence[str] = ORIGIN):
+        """
+        Args:
+            scratch: a folder for the arrays until they are whole.
+            columns: the int32 [rows] that say where a row came from.
+        """
+        self._columns = tuple(columns)
+        # In the order of the safetensors library: by type, the widest first, then by name.
+        self._types = {
+            "offsets": ("I64", "<i8"),
+            **dict.fromkeys(sorted([*columns, "token_ids"]), ("I32", "<i4")),
+            "loss_mask": ("U8", "u1"),
+            "split": ("U8", "u1"),
+        }
+        self._files = {name: (scratch / name).open("w+b") for name in self._types}
+        self._sizes = dict.fromkeys(self._types, 0)
+        self._put("offsets", [0])
+
+    def __enter__(self) -> RowsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def __len__(self) -> int:
+        return self._sizes["offsets"] - 1
+
+    @property
+    def tokens(self) -> int:
+        return self._sizes["token_ids"]
+
+    def add(self, token_ids: Any, loss_mask: Any, *columns: int) -> None:
+        """A row: its ids and mask, of equal length, and what each column says of it."""
+        assert len(token_ids) == len(loss_mask)
+        self._put("token_ids", token_ids)
+        self._put("loss_mask", loss_mask)
+        self._put("offsets", [self.tokens])
+        for name, value in zip(self._columns, columns, strict=True):
+            self._put(name, [value])
+
+    def finish(self, folder: Path, split: Sequence[int]) -> None:
+        """Write `rows.safetensors`; no row can be added after.
+
+        Args:
+            split: for each row, `TRAIN` or `VALIDATE`.
+        """
+        assert len(split) == len(self)
+        self._put("split", split)
+        header, end = {}, 0
+        for name, (kind, dtype) in self._types.items():
+            size = self._sizes[name] * np.dtype(dtype).itemsize
+            header[name] = {
+                "dtype": kind,
+                "shape": [self._sizes[name]],
+                "data_offsets": [end, end + size],
+            }
+            end += size
+        text = json.dumps(header, separators=(",", ":")).encode("utf-8")
+        text += b" " * (-len(text) % 8)
+        with (folder / FILE).open("wb") as target:
+            target.write(struct.pack("<Q", len(text)) + text)
+            for file in self._files.values():
+                file.seek(0)
+                shutil.copyfileobj(file, target, _BLOCK)
+
+    def _put(self, name: str, values: Any) -> None:
+        array = np.asarray(values, self._types[name][1])
+        self._files[name].write(array.tobytes())
+        self._sizes[name] += len(array)
 
 
 def load_rows(folder: Path) -> Rows:

@@ -39,6 +39,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""A folder of templates by name; `tool_use.jinja` renders conversations with tools."""
 _WEIGHTS = ".safetensors"
 _IGNORED_SUFFIXES = (
     ".md",
@@ -67,7 +69,10 @@ class VerifierFolder:
         """The files of `whole` or `tokenizer`."""
         if name == "whole":
             return self.files
-        return tuple(file for file in self.files if file in TOKENIZER_FILES)
+        templates = f"{ADDITIONAL_TEMPLATES}/"
+        return tuple(
+            file for file in self.files if file in TOKENIZER_FILES or file.startswith(templates)
+        )
 
     def locate(self, *names: str) -> dict[str, Path]:
         """The file that holds each named tensor.
@@ -149,15 +154,20 @@ def _head_like(path: Path) -> list[str]:
     return [name for name in outside if any(word in name for word in wanted)][:8]
 
 
+def _additional_templates(path: Path) -> list[str]:
+    folder = path / ADDITIONAL_TEMPLATES
+    return [f"{folder.name}/{item.name}" for item in folder.glob("*.jinja") if item.is_file()]
+
+
 def _relevant(path: Path) -> list[str]:
-    names = []
+    names = _additional_templates(path)
     for item in sorted(path.iterdir()):
         if not item.is_file() or item.name.startswith("."):
             continue
         known = item.name in TOKENIZER_FILES
         if known or not item.name.lower().endswith(_IGNORED_SUFFIXES):
             names.append(item.name)
-    return names
+    return sorted(names)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

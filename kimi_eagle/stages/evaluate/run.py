@@ -8,6 +8,7 @@ from typing import Any
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
 from kimi_eagle.job import EVENTS, StageFailed
+from kimi_eagle.rows.conversations import Rejected
 from kimi_eagle.rows.prompts import BadPrompt, read_prompts
 from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.tokenizer import load_tokenizer
@@ -54,7 +55,7 @@ def _prompts(context: Context) -> list[list[int]]:
         asked = read_prompts(context.path("prompts"), params.prompts.limit)
     except (BadPrompt, ValueError) as error:
         raise StageFailed(str(error)) from None
-    prompts = [renderer.encode(renderer.prompt(item, thinking=thinking)) for item in asked]
+    prompts = [_ids(renderer, item, thinking, number) for number, item in enumerate(asked, 1)]
     limit = context.verifier.facts.max_positions - params.max_tokens - params.draft_tokens - 1
     for number, prompt in enumerate(prompts, 1):
         if len(prompt) > limit:
@@ -63,6 +64,13 @@ def _prompts(context: Context) -> list[list[int]]:
                 f"the verifier has room for {limit}"
             )
     return prompts
+
+
+def _ids(renderer: Renderer, messages: Any, thinking: bool | None, number: int) -> list[int]:
+    try:
+        return renderer.prompt_ids(messages, thinking=thinking)
+    except Rejected as error:
+        raise StageFailed(f"prompt {number}: {error}") from None
 
 
 def _report(

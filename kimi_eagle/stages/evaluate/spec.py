@@ -48,7 +48,7 @@ class Evaluate(StageKind):
     summary = "serve the draft in vLLM, one prompt at a time, with and without it"
     params: ClassVar[type[StageParams]] = EvaluateParams
     output = "evaluation"
-    code_version = 1
+    code_version = 2
     determinism = Determinism("bitwise-like-hardware")
 
     @classmethod

@@ -10,7 +10,6 @@ from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.job import StageFailed
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.head.copy import copy, find
-from kimi_eagle.verifiers.folder import TOKENIZER_FILES
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -51,7 +50,8 @@ def run(context: Context) -> dict[str, Any]:
     config.pop("quantization_config", None)
     write_json(out / "config.json", config)
     for name in verifier.part("tokenizer"):
-        if name in TOKENIZER_FILES and name not in ("config.json",):
+        if name != "config.json":
+            (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(verifier.path / name, out / name)
     write_json(
         out / "head.json",

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.job import StageFailed
-from kimi_eagle.rows.buckets import KEPT, Buckets, Place, Rejected
-from kimi_eagle.rows.conversations import Conversation
+from kimi_eagle.rows.buckets import KEPT, Buckets
 from kimi_eagle.rows.intake import Intake, Refused
-from kimi_eagle.rows.render import Renderer, Row, cut
+from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.split import validating
-from kimi_eagle.rows.table import TRAIN, VALIDATE, save_rows
+from kimi_eagle.rows.table import TRAIN, VALIDATE, RowsWriter
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.rows.tool_support import ToolSupport
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.prepare.parallel import cores
+from kimi_eagle.stages.prepare.rendering import Left, rendered
 
 
 def run(context: Context) -> dict[str, Any]:
     params = context.params
     tokenizer = load_tokenizer(context.path("tokenizer"))
-    renderer, support = Renderer(tokenizer, params.thinking), ToolSupport(tokenizer)
+    renderer = Renderer(tokenizer, params.thinking, params.max_length)
     given = [context.job.inputs[f"sources.{index}"] for index in range(len(params.sources))]
     buckets = Buckets()
     intake = Intake(
@@ -32,61 +34,63 @@ def run(context: Context) -> dict[str, Any]:
         deduplicate=params.deduplicate,
         seed=params.seed,
     )
-    kept: list[tuple[int, Place, str, Row]] = []
-    repaired = dropped = 0
-    try:
-        for taken in intake:
-            rows, lost = _rows(renderer, support, taken.conversation, params.max_length)
-            if rows:
-                buckets.add(KEPT, taken.place)
-                repaired += taken.conversation.repaired
-                dropped += len(lost)
-                kept += [(taken.source, taken.place, taken.digest, row) for row in rows]
-            else:
-                buckets.add(lost[0].reason, taken.place, lost[0].detail)
-    except Refused as error:
-        raise StageFailed(str(error)) from None
     names = [str(path) for path in intake.paths]
-    _refuse_surprises(buckets, params.limits, names)
-    try:
-        apart = validating([item[2] for item in kept], params.val_ratio, params.seed)
-    except ValueError as error:
-        raise StageFailed(str(error)) from None
-    split = [VALIDATE if item[2] in apart else TRAIN for item in kept]
-    supervised = sum(sum(row.loss_mask) for *_, row in kept)
-    if not supervised:
-        raise StageFailed("0 supervised tokens: nothing could be learnt from these rows")
-    out = context.out("rows")
-    save_rows(
-        out,
-        [row.token_ids for *_, row in kept],
-        [row.loss_mask for *_, row in kept],
-        split,
-        [item[0] for item in kept],
-        [item[1].record for item in kept],
-        [item[1].file for item in kept],
-        [item[1].line or 0 for item in kept],
-    )
-    metrics = {
-        "records": buckets.records,
-        "conversations": buckets.counts[KEPT],
-        "rows": len(kept),
-        "rows_train": split.count(TRAIN),
-        "rows_val": split.count(VALIDATE),
-        "rows_too_long": dropped,
-        "tokens": sum(len(row.token_ids) for *_, row in kept),
-        "supervised_tokens": supervised,
-        "rejected": buckets.rejected,
-        "repaired_surrogates": repaired,
-        "tools_undeclared": intake.undeclared,
-    }
+    digests: list[str] = []
+    owner = array("Q")  # for each row its conversation, by position in `digests`
+    supervised = turns = repaired = dropped = 0
+    with RowsWriter(context.scratch("rows")) as writer:
+        processes = params.workers or cores()
+        try:
+            for taken, found in rendered(
+                intake, renderer, ToolSupport(tokenizer), params.max_length, processes
+            ):
+                lost = [made for made in found if isinstance(made, Left)]
+                if len(lost) == len(found):
+                    buckets.add(lost[0].reason, taken.place, lost[0].detail)
+                    continue
+                buckets.add(KEPT, taken.place)
+                dropped += len(lost)
+                repaired += taken.conversation.repaired
+                place = (taken.place.file, taken.place.line or 0, taken.place.record)
+                for made in found:
+                    if not isinstance(made, Left):
+                        writer.add(made.token_ids, made.loss_mask, *place, taken.source)
+                        owner.append(len(digests))
+                        supervised += int(made.loss_mask.sum())
+                        turns += made.turns
+                digests.append(taken.digest)
+        except Refused as error:
+            raise StageFailed(str(error)) from None
+        _refuse_surprises(buckets, params.limits, names)
+        if not supervised:
+            raise StageFailed("0 supervised tokens: nothing could be learnt from these rows")
+        try:
+            apart = validating(digests, params.val_ratio, params.seed)
+        except ValueError as error:
+            raise StageFailed(str(error)) from None
+        held = [digest in apart for digest in digests]
+        split = [VALIDATE if held[conversation] else TRAIN for conversation in owner]
+        out = context.out("rows")
+        writer.finish(out, split)
+        metrics: dict[str, Any] = {
+            "records": buckets.records,
+            "conversations": buckets.counts[KEPT],
+            "rows": len(writer),
+            "rows_train": split.count(TRAIN),
+            "rows_val": split.count(VALIDATE),
+            "rows_too_long": dropped,
+            "tokens": writer.tokens,
+            "supervised_tokens": supervised,
+            "rejected": buckets.rejected,
+            "repaired_surrogates": repaired,
+            "tools_undeclared": intake.undeclared,
+        }
     files = [
         {"source": index, "digest": item.digest}
         for index, items in enumerate(given)
         for item in items
     ]
-    report = {**metrics, "files": files, "buckets": buckets.document()}
-    write_json(out / "report.json", report)
+    write_json(out / "report.json", {**metrics, "files": files, "buckets": buckets.document()})
     for note in buckets.notes(names):
         context.events.note(note)
     if intake.undeclared:
@@ -94,26 +98,13 @@ def run(context: Context) -> dict[str, Any]:
             f"{intake.undeclared} conversations call tools and declare none: a server would have "
             "been sent their declarations"
         )
-    return {**metrics, "buckets": buckets.metrics()}
-
-
-def _rows(
-    renderer: Renderer, support: ToolSupport, conversation: Conversation, max_length: int
-) -> tuple[list[Row], list[Rejected]]:
-    """A conversation's rows, and why what it has not given is missing."""
-    rows: list[Row] = []
-    lost: list[Rejected] = []
-    try:
-        support.refuse_unwritten(conversation)
-        whole = renderer.rows(conversation)
-    except Rejected as error:
-        return [], [error]
-    for row in whole:
-        try:
-            rows.append(cut(row, max_length))
-        except Rejected as error:
-            lost.append(error)
-    return rows, lost
+    # What is rendered is proven, prompt by prompt; what could not be is in a bucket of its own.
+    return {
+        **metrics,
+        "buckets": buckets.metrics(),
+        "turns": turns,
+        "prompts_proven": turns,
+    }
 
 
 def _refuse_surprises(buckets: Buckets, limits: Any, names: list[str]) -> None:

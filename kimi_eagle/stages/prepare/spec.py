@@ -11,6 +11,7 @@ from kimi_eagle.rows.buckets import Reason
 from kimi_eagle.rows.forms import Form
 from kimi_eagle.stages.contract import (
     EXTERNAL_PATH,
+    OUTSIDE_KEY,
     Determinism,
     External,
     Model,
@@ -89,7 +90,10 @@ class PrepareParams(StageParams):
     """Decides which conversations validate, and which a limit or a weight takes."""
     thinking: Literal["auto", "always", "never"] = "auto"
     """How serving prompts open. `auto`: as the template's default for turns that carry
-    reasoning, with `thinking=false` for turns that carry none."""
+    reasoning, or that follow one which does in answer to the same question (a tool call);
+    with `thinking=false` for the others."""
+    workers: Annotated[int | None, Field(ge=1), OUTSIDE_KEY] = None
+    """Processes that render, as many as there are cores unless given; the rows are the same."""
     on_bad_record: Literal["fail", "skip"] = "fail"
     """What a record that cannot be read does: end the stage, or be counted and left out. The same
     holds for a file that is cut off."""
