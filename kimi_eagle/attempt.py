@@ -25,6 +25,7 @@ from kimi_eagle.books import Books
 from kimi_eagle.clock import now
 from kimi_eagle.executors.local import LocalExecutor, LocalJob
 from kimi_eagle.job import (
+    ANSWERS,
     EVENTS,
     NO_SPACE,
     OUT,
@@ -271,6 +272,8 @@ class Attempts:
             for event in events.new():
                 if event["event"] == "shard":
                     self._take_shard(folder / SHARDS / event["name"])
+                elif event["event"] == "answers":
+                    self._take_answers(folder / ANSWERS / event["name"], event["set"])
                 else:
                     self._reporter.stage_event(stage, event)
             if code is not None:
@@ -297,6 +300,17 @@ class Attempts:
             created_at,
         )
         self._digests.remember(target, digest)
+
+    def _take_answers(self, staged: Path, name: str) -> None:
+        """Keep answers that a worker has: whoever asks the same is given them."""
+        digest, _ = self._digests.of(staged)
+        target = self._states.root / ANSWERS / name / f"{digest}{staged.suffix}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged.chmod(0o444)
+        with staged.open("rb") as file:
+            os.fsync(file.fileno())
+        staged.rename(target)
+        sync_folder(target.parent)
 
 
 def _used(folder: Path) -> dict[str, Any]:

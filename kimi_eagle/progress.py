@@ -44,6 +44,7 @@ _PACE_SECONDS = 1.0
 _HEADLINES: dict[str, tuple[str, ...]] = {
     "head": ("bytes",),
     "prepare": ("rows", "tokens", "supervised_tokens", "rejected"),
+    "regenerate": ("rows", "answers", "answers_generated", "supervised_tokens"),
     "extract": ("rows", "rows_extracted", "tokens_extracted", "agreement"),
     "vocab": ("size", "coverage"),
     "train": ("epoch", "val_loss", "full_acc_0", "steps"),

@@ -298,7 +298,7 @@ def interruptible() -> Iterator[None]:
 def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
     """Metrics of a reused stage: what is true of its outputs, with nothing claimed as work done."""
     metrics = dict(made.metrics)
-    for name in ("rows_extracted", "tokens_extracted"):
+    for name in ("rows_extracted", "tokens_extracted", "answers_generated"):
         if name in metrics:
             metrics[name] = 0
     return metrics

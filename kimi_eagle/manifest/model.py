@@ -87,18 +87,21 @@ def reference_problems(manifest: Manifest | Any) -> list[FieldProblem]:
     for name, stage in stages.items():
         marks = _reference_fields(stage.kind)
         for field, target in stage.targets.items():
-            wanted = marks[field].kind
+            wanted = marks[field].kinds
             other = stages.get(target)
-            if other is not None and other.kind in (wanted, None):
+            if other is not None and other.kind in (*wanted, None):
                 continue
-            fitting = [key for key, item in stages.items() if item.kind == wanted]
+            fitting = [key for key, item in stages.items() if item.kind in wanted]
             path = ("stages", name, field)
             if other is None:
                 near = closest(target, fitting) or closest(target, stages)
                 hint = f"did you mean '{near}'?" if near else _named(fitting, wanted)
                 problems.append(FieldProblem(path, f"there is no stage '{target}'", hint))
             else:
-                message = f"must name a stage of kind {wanted}; '{target}' is of kind {other.kind}"
+                message = (
+                    f"must name a stage of kind {' or '.join(wanted)}; '{target}' is of kind "
+                    f"{other.kind}"
+                )
                 problems.append(FieldProblem(path, message, _named(fitting, wanted)))
         problems += _wrong_measure(name, stage, stages)
     return problems
@@ -149,10 +152,9 @@ def _reference_fields(kind: str | None) -> dict[str, Reference]:
     }
 
 
-def _named(names: list[str], kind: str) -> str:
-    if not names:
-        return f"add a stage of kind {kind}"
-    return f"stages of kind {kind}: {', '.join(names)}"
+def _named(names: list[str], kinds: tuple[str, ...]) -> str:
+    kind = " or ".join(kinds)
+    return f"stages of kind {kind}: {', '.join(names)}" if names else f"add a stage of kind {kind}"
 
 
 def resolved(manifest: Manifest) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str: ...
+
     def get_added_vocab(self) -> Mapping[str, int]: ...
 
 
@@ -87,6 +89,19 @@ class Renderer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens as they are written."""
+        return str(
+            self._tokenizer.decode(
+                token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def control_token(self, text: str) -> str | None:
+        """The first control token that a text would be read as."""
+        found = self._control.search(text)
+        return found[0] if found else None
+
     def rows(self, conversation: Conversation) -> list[Row]:
         """A row for every assistant turn, joined where they continue one another.
 
@@ -94,7 +109,7 @@ class Renderer:
             Rejected: control tokens in the text, a template that does not render a turn as a
                 continuation of its prompt or leaves its reasoning out, or nothing to learn.
         """
-        self._refuse_control_tokens(conversation)
+        self.refuse_control_tokens(conversation)
         messages = conversation.messages
         self._refuse_missing_ids(messages)
         if self._opens_thinking:
@@ -104,7 +119,7 @@ class Renderer:
             if message["role"] != "assistant" or index == 0:
                 continue
             row = self._turn(messages, conversation.tools, index)
-            if rows and _continues(rows[-1], row):
+            if rows and continues(rows[-1], row):
                 before = rows.pop()
                 mask = before.loss_mask + row.loss_mask[len(before.loss_mask) :]
                 row = Row(row.token_ids, mask, before.turns + row.turns)
@@ -184,11 +199,12 @@ class Renderer:
         ends = [position for position, token in enumerate(ids) if token in self._ends]
         return ids[: ends[-1] + 1] if ends else ids
 
-    def _refuse_control_tokens(self, conversation: Conversation) -> None:
+    def refuse_control_tokens(self, conversation: Conversation) -> None:
+        """Raises: Rejected, when any text would be read as a control token."""
         for text in _texts(conversation.document()):
-            found = self._control.search(text)
-            if found:
-                raise Rejected("control_token_in_text", found[0])
+            found = self.control_token(text)
+            if found is not None:
+                raise Rejected("control_token_in_text", found)
 
     def _refuse_missing_ids(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """A template that writes the ids of tool calls writes nothing for one that is missing."""
@@ -285,7 +301,7 @@ def _reasoning_apart(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _continues(before: Row, row: Row) -> bool:
+def continues(before: Row, row: Row) -> bool:
     """Whether `row`'s prompt begins with the whole of `before`."""
     length = len(before.token_ids)
     return row.token_ids[:length] == before.token_ids and not any(row.loss_mask[:length])

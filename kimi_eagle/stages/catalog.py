@@ -15,16 +15,18 @@ from kimi_eagle.stages.export.spec import Export, ExportParams
 from kimi_eagle.stages.extract.spec import Extract, ExtractParams
 from kimi_eagle.stages.head.spec import Head, HeadParams
 from kimi_eagle.stages.prepare.spec import Prepare, PrepareParams
+from kimi_eagle.stages.regenerate.spec import Regenerate, RegenerateParams
 from kimi_eagle.stages.train.spec import Train, TrainParams
 from kimi_eagle.stages.vocab.spec import Vocab, VocabParams
 
 KINDS: dict[str, type[StageKind]] = {
-    kind.name: kind for kind in (Head, Prepare, Extract, Vocab, Train, Evaluate, Export)
+    kind.name: kind for kind in (Head, Prepare, Regenerate, Extract, Vocab, Train, Evaluate, Export)
 }
 
 AnyStage = Annotated[
     HeadParams
     | PrepareParams
+    | RegenerateParams
     | ExtractParams
     | VocabParams
     | TrainParams

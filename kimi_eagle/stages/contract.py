@@ -2,7 +2,8 @@
 
 The parameters of a kind are a frozen pydantic model; markers on its fields say what a field is:
 
-- `Reference("prepare")`: the name of another stage whose output this one takes;
+- `Reference("prepare")`: the name of another stage whose output this one takes; of several kinds
+  where these make the same sort of artifact;
 - `OUTSIDE_KEY`: placement (host, device count, ports, workers): never part of the stage key;
 - `EXTERNAL_PATH`: a path on this machine: what it holds is pinned by digest, the path is not keyed.
 
@@ -36,9 +37,12 @@ class StageParams(Model):
 
 @dataclass(frozen=True)
 class Reference:
-    """Marks a field that names a stage of the given kind."""
+    """Marks a field that names a stage of one of the given kinds, whose outputs are alike."""
 
-    kind: str
+    kinds: tuple[str, ...]
+
+    def __init__(self, *kinds: str):
+        object.__setattr__(self, "kinds", kinds)
 
 
 class _Marker(Enum):

@@ -20,7 +20,7 @@ from kimi_eagle.verifiers.facts import VerifierFacts
 
 class VocabParams(StageParams):
     kind: Literal["vocab"]
-    rows: Annotated[str, Reference("prepare")]
+    rows: Annotated[str, Reference("prepare", "regenerate")]
     size: Annotated[int, Field(ge=1)] | None = None
     """Tokens the draft can propose; null is the verifier's whole vocabulary (no mapping)."""
 

@@ -1,0 +1,280 @@
+"""Read questions, take the answers that are kept, ask for the others, make rows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kimi_eagle.artifacts.files import write_json
+from kimi_eagle.engines.endpoint import Endpoint
+from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
+from kimi_eagle.identity import digest_document
+from kimi_eagle.job import EVENTS, StageFailed
+from kimi_eagle.rows.answers import Answers, AnswerWriter, answers_folder, set_digest
+from kimi_eagle.rows.conversations import Rejected
+from kimi_eagle.rows.dialogue import Asking, Dialogue, ask_all, known_only, tally
+from kimi_eagle.rows.questions import Questions, read_questions
+from kimi_eagle.rows.rejects import Rejects
+from kimi_eagle.rows.render import Renderer
+from kimi_eagle.rows.sources import BadRecord, read_records
+from kimi_eagle.rows.split import validating
+from kimi_eagle.rows.table import TRAIN, VALIDATE, save_rows
+from kimi_eagle.rows.tokenizer import load_tokenizer
+from kimi_eagle.stages.context import Context
+
+_PROGRAM = "kimi_eagle.engines.vllm_regenerate"
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One conversation to ask: source, number of the record, digest of what is asked."""
+
+    source: int
+    record: int
+    digest: str
+    questions: Questions
+
+
+def run(context: Context) -> dict[str, Any]:
+    params = context.params
+    asking = Asking(
+        Renderer(load_tokenizer(context.verifier.path)),
+        False if params.thinking == "never" else None,
+        min(params.max_length, context.verifier.facts.max_positions),
+        params.sampling.max_tokens,
+        params.on_length == "keep",
+    )
+    rejects = Rejects()
+    items = list(_items(context, asking.renderer, rejects))
+    if not items:
+        raise StageFailed(
+            f"nothing is asked, {rejects.total} records were left out: "
+            f"{rejects.summary() or 'the sources are empty'}"
+        )
+    answers = Answers()
+    kept = answers_folder(context.root, _set(context))
+    for path in answers.load(kept):
+        context.events.note(f"{path} is damaged: what it held is asked for again")
+    known = len(answers)
+    dialogues = [Dialogue(item.questions, asking) for item in items]
+    missing = known_only(dialogues, answers)
+    started, asked = time.monotonic(), 0
+    if missing:
+        ask = _ask_endpoint if params.engine.kind == "endpoint" else _ask_vllm
+        asked = ask(context, asking, missing, answers)
+        known_only(missing, answers)
+    seconds = time.monotonic() - started
+    metrics = _save(context, items, dialogues, rejects)
+    for note in rejects.notes():
+        context.events.note(note)
+    return {
+        **metrics,
+        "answers_kept_before": known,
+        "answers_generated": asked,
+        "seconds_asking": round(seconds, 3),
+    }
+
+
+def _set(context: Context) -> str:
+    sampling = context.params.sampling.model_dump(mode="json", exclude={"max_tokens"})
+    if sampling["temperature"] == 0:
+        sampling = {"temperature": 0.0}  # nothing is drawn
+    verifier = context.input("verifier").digest
+    return set_digest(verifier, context.params.engine.kind, sampling)
+
+
+def _items(context: Context, renderer: Renderer, rejects: Rejects) -> Iterator[_Item]:
+    """What is asked, each once; what cannot be is counted, or fatal."""
+    seen: set[str] = set()
+    for index, source in enumerate(context.params.sources):
+        taken = 0
+        for number, where, value in _records(context, index, rejects):
+            if source.limit is not None and taken >= source.limit:
+                break
+            try:
+                questions = read_questions(value, source.format)
+                renderer.refuse_control_tokens(questions.conversation())
+            except Rejected as error:
+                rejects.add(error.reason, where, str(error))
+                continue
+            taken += 1
+            digest = digest_document("questions/1", questions.document())
+            if digest in seen:
+                rejects.add("duplicate", where)
+                continue
+            seen.add(digest)
+            yield _Item(index, number, digest, questions)
+
+
+def _records(context: Context, index: int, rejects: Rejects) -> Iterator[tuple[int, str, Any]]:
+    """(number, where, value) of the records of one source that can be read."""
+    for given in context.job.inputs[f"sources.{index}"]:
+        path = Path(given.path)
+        try:
+            for record in read_records(path):
+                where = f"{path.name}:{record.number}"
+                if record.error is None:
+                    yield record.number, where, record.value
+                elif context.params.on_bad_record == "fail":
+                    raise StageFailed(
+                        f"{path}:{record.number}: {record.error}; mend the record, or set "
+                        "on_bad_record: skip to leave such records out, counted"
+                    )
+                else:
+                    rejects.add("bad_record", where, record.error)
+        except BadRecord as error:
+            raise StageFailed(str(error)) from None
+
+
+def _ask_vllm(
+    context: Context, asking: Asking, missing: Sequence[Dialogue], answers: Answers
+) -> int:
+    """Ask vLLM, in processes of its own; returns how many answers it gave."""
+    params, cpu = context.params, not has_gpu()
+    if cpu != cpu_build():
+        raise StageFailed("vLLM here is not the build for this machine (extras `cpu` and `gpu`)")
+    shares = [missing[start :: params.shards] for start in range(params.shards)]
+    shares = [share for share in shares if share]
+    environments = list(_environments(len(shares), params.engine, cpu))
+    new = context.scratch("new")
+    job = {
+        "model": str(context.verifier.path),
+        "engine": params.engine.model_dump(mode="json"),
+        "cpu": cpu,
+        "multimodal": context.verifier.facts.model_type == "kimi_k25",
+        "max_model_len": min(asking.max_length + 1, context.verifier.facts.max_positions),
+        "asking": {
+            "thinking": asking.thinking,
+            "max_length": asking.max_length,
+            "max_tokens": asking.max_tokens,
+            "keep_cut": asking.keep_cut,
+        },
+        "sampling": params.sampling.model_dump(mode="json"),
+        "known": str(answers_folder(context.root, _set(context))),
+        "set": _set(context),
+        "new": str(new),
+        "answers": str(context.answers),
+        "save_every": params.save_every,
+        "chunk": params.chunk,
+        "events": str(Path(context.job.folder) / EVENTS),
+    }
+
+    def one(share: int) -> int:
+        folder = context.scratch(f"engine-{share}")
+        write_json(folder / "questions.json", [item.questions.document() for item in shares[share]])
+        given = {**job, "questions": str(folder / "questions.json"), "tells": share == 0}
+        return int(run_program(_PROGRAM, given, folder, environments[share])["asked"])
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        asked = sum(pool.map(one, range(len(shares))))
+    answers.load_new(new)
+    return asked
+
+
+def _environments(shares: int, engine: Any, cpu: bool) -> Iterator[dict[str, str]]:
+    """The environment of each of several engines at once: GPUs, or cores, of its own."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed = devices.split(",") if devices else [str(n) for n in range(shares * 64)]
+    cores = sorted(os.sched_getaffinity(0))
+    for share in range(shares):
+        env = environment(engine.cpu_kv_cache_gib)
+        if cpu and shares > 1:
+            own = cores[share::shares] or [cores[share % len(cores)]]
+            env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own))
+        elif shares > 1:
+            first = share * engine.tensor_parallel
+            own_devices = listed[first : first + engine.tensor_parallel]
+            if len(own_devices) < engine.tensor_parallel:
+                raise StageFailed(
+                    f"{shares} shards of {engine.tensor_parallel} GPUs need "
+                    f"{shares * engine.tensor_parallel}; CUDA_VISIBLE_DEVICES names {len(listed)}"
+                )
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(own_devices)
+        yield env
+
+
+def _ask_endpoint(
+    context: Context, asking: Asking, missing: Sequence[Dialogue], answers: Answers
+) -> int:
+    """Ask a server; returns how many answers it gave."""
+    params = context.params
+    endpoint = Endpoint(params.engine.url, params.engine.model, params.engine.timeout)
+    sampling = params.sampling.model_dump(mode="json")
+    name = _set(context)
+    writer = AnswerWriter(
+        context.answers,
+        params.save_every,
+        lambda file: context.events.emit("answers", name=file, set=name),
+    )
+    try:
+        return ask_all(
+            missing,
+            answers,
+            lambda prompts: endpoint.ask(prompts, sampling, params.engine.concurrency),
+            writer,
+            params.chunk,
+            lambda done, total: context.events.progress(done, total, "turns"),
+        )
+    finally:
+        writer.flush()
+
+
+def _save(
+    context: Context, items: Sequence[_Item], dialogues: Sequence[Dialogue], rejects: Rejects
+) -> dict[str, Any]:
+    """Write the artifact; returns its figures."""
+    params = context.params
+    pairs = [
+        (item, row)
+        for item, dialogue in zip(items, dialogues, strict=True)
+        for row in dialogue.rows
+    ]
+    total = tally(dialogues, sum(item.questions.unasked for item in items))
+    if not pairs:
+        raise StageFailed(
+            f"no row is left of {len(items)} conversations: {total.empty} answers were empty, "
+            f"{total.dropped} cut off and dropped; not asked: {_words(total.unasked) or 'none'}"
+        )
+    try:
+        apart = validating([item.digest for item, _ in pairs], params.val_ratio, params.seed)
+    except ValueError as error:
+        raise StageFailed(str(error)) from None
+    split = [VALIDATE if item.digest in apart else TRAIN for item, _ in pairs]
+    out = context.out("rows")
+    save_rows(
+        out,
+        [row.token_ids for _, row in pairs],
+        [row.loss_mask for _, row in pairs],
+        split,
+        [item.source for item, _ in pairs],
+        [item.record for item, _ in pairs],
+    )
+    metrics = {
+        "conversations": len({item.digest for item, _ in pairs}),
+        "rows": len(pairs),
+        "rows_train": split.count(TRAIN),
+        "rows_val": split.count(VALIDATE),
+        "tokens": sum(len(row.token_ids) for _, row in pairs),
+        "supervised_tokens": sum(sum(row.loss_mask) for _, row in pairs),
+        "answers": total.asked,
+        "answer_tokens": total.tokens,
+        "finish_reasons": dict(sorted(total.finish.items())),
+        "empty": total.empty,
+        "dropped_length": total.dropped,
+        "not_asked": dict(sorted(total.unasked.items())),
+        "rejected": rejects.total,
+        "repaired_surrogates": sum(item.questions.repaired for item in items),
+        "rejects": rejects.by_reason(),
+    }
+    write_json(out / "report.json", metrics)
+    return metrics
+
+
+def _words(counts: Counter[str] | Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))

@@ -1,0 +1,349 @@
+"""The verifier's own answers: what is asked, in which order, what is kept, what becomes a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import demo_verifier
+
+from kimi_eagle.job import StageFailed
+from kimi_eagle.rows.answers import LENGTH, STOP, Answer, Answers, AnswerWriter, Prompt, seed_of
+from kimi_eagle.rows.conversations import Rejected
+from kimi_eagle.rows.dialogue import Asking, Dialogue, ask_all, known_only, tally
+from kimi_eagle.rows.questions import Questions, read_questions
+from kimi_eagle.rows.render import Renderer
+from kimi_eagle.rows.tokenizer import load_tokenizer
+
+END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(load_tokenizer(demo_verifier()))
+
+
+def asking(renderer: Renderer, **changes: Any) -> Asking:
+    values = {"thinking": False, "max_length": 512, "max_tokens": 64, "keep_cut": True}
+    return Asking(renderer, **{**values, **changes})
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def asked(value: dict[str, Any], form: str = "messages") -> list[list[str]]:
+    return [[m["content"] for m in turn] for turn in read_questions(value, form).turns]
+
+
+class Asks:
+    """Answers prompts by a rule, and remembers what it was asked."""
+
+    def __init__(self, renderer: Renderer, rule: Callable[[str], str], finish: str = STOP):
+        self._renderer, self._rule, self._finish = renderer, rule, finish
+        self.chunks: list[list[str]] = []
+
+    def __call__(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        texts = [self._renderer.decode(prompt.token_ids) for prompt in prompts]
+        self.chunks.append(texts)
+        # As an engine does: whichever is ready first.
+        for position in reversed(range(len(prompts))):
+            ids = self._renderer.encode(self._rule(texts[position]))
+            yield position, Answer(ids[: prompts[position].limit], self._finish)
+
+
+class Kept(list[tuple[str, Answer]]):
+    def add(self, key: str, answer: Answer) -> None:
+        self.append((key, answer))
+
+
+def go(dialogues: list[Dialogue], ask: Any, answers: Answers | None = None, chunk: int = 9) -> Kept:
+    kept = Kept()
+    ask_all(dialogues, answers or Answers(), ask, kept, chunk, lambda done, total: None)
+    return kept
+
+
+# What is asked
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "turns"),
+    [
+        ({"messages": [user("a")]}, "messages", [["a"]]),
+        ({"messages": [user("a"), assistant("x"), user("b")]}, "messages", [["a"], ["b"]]),
+        ({"messages": [user("a"), assistant("")]}, "messages", [["a"]]),
+        ({"messages": [user("a"), user("b"), assistant("x")]}, "messages", [["a", "b"]]),
+        ({"messages": [assistant("hi"), user("a")]}, "messages", [["hi", "a"]]),
+        ({"messages": [user("a"), assistant("x"), assistant("y")]}, "messages", [["a"]]),
+        ({"system": "s", "messages": [user("a")]}, "messages", [["s", "a"]]),
+        ({"turns": ["a", "b"]}, "messages", [["a"], ["b"]]),
+        ({"prompt": "a"}, "messages", [["a"]]),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "sharegpt", [["a"]]),
+        ({"instruction": "a", "input": "b"}, "alpaca", [["a\n\nb"]]),
+        ({"instruction": "b", "history": [["a", "x"]]}, "alpaca", [["a"], ["b"]]),
+    ],
+)
+def test_user_turns_are_asked_and_recorded_answers_are_not_read(
+    value: dict[str, Any], form: str, turns: list[list[str]]
+) -> None:
+    assert asked(value, form) == turns
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([], "not_a_record"),
+        ({}, "no_messages"),
+        ({"turns": [3]}, "no_messages"),
+        ({"messages": [{"role": "system", "content": "s"}]}, "no_user_turn"),
+        ({"messages": [{"role": "oracle", "content": "s"}]}, "unknown_role"),
+        ({"system": "s", "messages": [{"role": "system", "content": "t"}, user("a")]}, "two_sys"),
+    ],
+)
+def test_what_asks_nothing_is_left_out_with_its_reason(value: Any, reason: str) -> None:
+    with pytest.raises(Rejected, match=reason):
+        read_questions(value, "messages")
+
+
+def test_nothing_is_asked_after_a_tools_return() -> None:
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    returned = {"role": "tool", "content": "4", "tool_call_id": "1"}
+    messages = [user("a"), assistant("", tool_calls=[call]), returned, user("b")]
+    questions = read_questions({"messages": messages}, "messages")
+    assert len(questions.turns) == 1
+    assert questions.unasked == 1
+
+
+def test_questions_are_read_as_they_were_written() -> None:
+    questions = read_questions({"messages": [user("a"), assistant("x"), user("b")]}, "messages")
+    assert Questions.read(json.loads(json.dumps(questions.document()))) == questions
+
+
+# How it is asked
+
+
+def test_a_turn_is_asked_after_the_verifiers_own_answer(renderer: Renderer) -> None:
+    questions = read_questions(
+        {"messages": [user("Add 2 and 3."), assistant("recorded"), user("And 4?")]}, "messages"
+    )
+    dialogue = Dialogue(questions, asking(renderer))
+    ask = Asks(renderer, lambda text: f"The sum is 9.{END}")
+    go([dialogue], ask)
+    assert len(ask.chunks) == 2
+    second = ask.chunks[1][0]
+    assert "The sum is 9." in second
+    assert "recorded" not in second
+    assert second == renderer.prompt(
+        [user("Add 2 and 3."), assistant("The sum is 9."), user("And 4?")], thinking=False
+    )
+
+
+def test_all_first_turns_come_before_all_second_ones_in_the_order_of_the_source(
+    renderer: Renderer,
+) -> None:
+    dialogues = [
+        Dialogue(read_questions({"turns": [f"Spell {n}.", "Again."]}, "messages"), asking(renderer))
+        for n in range(5)
+    ]
+    ask = Asks(renderer, lambda text: f"Yes.{END}")
+    go(dialogues, ask, chunk=2)
+    flat = [text for chunk in ask.chunks for text in chunk]
+    assert [len(chunk) for chunk in ask.chunks] == [2, 2, 1] * 2
+    assert [text.count("Again.") for text in flat] == [0] * 5 + [1] * 5
+    assert [n for text in flat for n in range(5) if f"Spell {n}." in text] == [*range(5)] * 2
+
+
+def test_one_prompt_is_asked_once(renderer: Renderer) -> None:
+    dialogues = [
+        Dialogue(read_questions({"turns": ["Spell door.", end]}, "messages"), asking(renderer))
+        for end in ("Thanks.", "Again.")
+    ]
+    ask = Asks(renderer, lambda text: f"Yes.{END}")
+    assert len(go(dialogues, ask)) == 3
+    assert [len(dialogue.rows) for dialogue in dialogues] == [1, 1]
+
+
+# What becomes a row
+
+
+def test_the_mask_marks_what_was_emitted_and_nothing_else(renderer: Renderer) -> None:
+    dialogue = Dialogue(
+        read_questions({"turns": ["Spell door.", "Again."]}, "messages"), asking(renderer)
+    )
+    kept = go([dialogue], Asks(renderer, lambda text: f"D O O R.{END}"))
+    (row,) = dialogue.rows
+    emitted = [t for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
+    assert emitted == [int(token) for _, answer in kept for token in answer.token_ids]
+    assert row.turns == (0, 1)
+    text = renderer.decode(row.token_ids)
+    assert text == renderer.prompt(
+        [user("Spell door."), assistant("D O O R."), user("Again.")], thinking=False
+    ) + f"D O O R.{END}"
+
+
+def test_ids_that_encode_otherwise_are_kept_and_make_a_row_of_their_own(renderer: Renderer) -> None:
+    """The verifier may say a word in other pieces than its tokenizer: so it is learnt, while the
+    next prompt has the pieces that serving sends."""
+    pieces = [t for letter in "Yes." for t in renderer.encode(letter)] + renderer.encode(END)
+    assert renderer.encode(renderer.decode(pieces)) != pieces
+    dialogue = Dialogue(
+        read_questions({"turns": ["Spell door.", "Again."]}, "messages"), asking(renderer)
+    )
+    go([dialogue], lambda prompts: ((n, Answer(pieces, STOP)) for n in range(len(prompts))))
+    first, second = dialogue.rows
+    assert list(first.token_ids[-len(pieces) :]) == pieces
+    assert list(second.token_ids[-len(pieces) :]) == pieces
+    assert sum(second.loss_mask) == len(pieces)
+    history = [user("Spell door."), assistant("Yes."), user("Again.")]
+    prompt = renderer.encode(renderer.prompt(history, thinking=False))
+    assert list(second.token_ids[: -len(pieces)]) == prompt
+
+
+def test_reasoning_is_learnt_and_the_template_has_its_way_with_history(renderer: Renderer) -> None:
+    dialogue = Dialogue(
+        read_questions({"turns": ["Spell door.", "Again."]}, "messages"),
+        asking(renderer, thinking=None),
+    )
+    ask = Asks(renderer, lambda text: f"Let me see.</think>D O O R.{END}")
+    go([dialogue], ask)
+    assert ask.chunks[0][0].endswith("<think>")
+    assert "Let me see." not in ask.chunks[1][0]
+    assert "D O O R." in ask.chunks[1][0]
+    first, _ = dialogue.rows
+    assert renderer.decode(first.token_ids).endswith(f"<think>Let me see.</think>D O O R.{END}")
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "keep", "rows", "why"),
+    [
+        ("D O O", LENGTH, True, 1, "after_length"),
+        ("D O O", LENGTH, False, 0, "after_length"),
+        (END, STOP, True, 0, "after_empty"),
+        (f"  {END}", STOP, True, 0, "after_empty"),
+        (f"D<|im_user|>O{END}", STOP, True, 1, "after_control_token"),
+    ],
+)
+def test_a_conversation_ends_where_no_client_would_go_on(
+    renderer: Renderer, said: str, finish: str, keep: bool, rows: int, why: str
+) -> None:
+    limit = len(renderer.encode(said)) if finish == LENGTH else 64
+    dialogue = Dialogue(
+        read_questions({"turns": ["Spell door.", "Again.", "And again."]}, "messages"),
+        asking(renderer, keep_cut=keep, max_tokens=limit),
+    )
+    go([dialogue], Asks(renderer, lambda text: said, finish))
+    assert len(dialogue.rows) == rows
+    found = tally([dialogue], 0)
+    assert found.unasked == {why: 2}
+    assert found.finish[finish] == 1
+    assert (found.empty, found.dropped) == (why == "after_empty", finish == LENGTH and not keep)
+    if rows:
+        emitted = renderer.encode(said)
+        assert list(dialogue.rows[0].token_ids[-len(emitted) :]) == emitted
+        assert sum(dialogue.rows[0].loss_mask) == len(emitted)
+
+
+def test_an_answer_has_the_room_that_its_row_has(renderer: Renderer) -> None:
+    questions = read_questions({"turns": ["Spell door."]}, "messages")
+    prompt = Dialogue(questions, asking(renderer)).prompt()
+    assert prompt is not None
+    assert prompt.limit == 64
+    length = len(prompt.token_ids)
+    short = Dialogue(questions, asking(renderer, max_length=length + 3)).prompt()
+    assert short is not None
+    assert short.limit == 3
+    none = Dialogue(questions, asking(renderer, max_length=length))
+    assert none.prompt() is None
+    assert none.ended == "prompt_too_long"
+
+
+@pytest.mark.parametrize("said", [[(0, Answer([1, 2], LENGTH))], []])
+def test_an_engine_that_gives_up_is_no_endless_loop(renderer: Renderer, said: Any) -> None:
+    dialogue = Dialogue(read_questions({"turns": ["Spell."]}, "messages"), asking(renderer))
+    with pytest.raises(StageFailed, match="before its limit of 64|1 prompts came back"):
+        go([dialogue], lambda prompts: iter(said))
+
+
+# What is kept
+
+PROMPT = Prompt((5, 6, 7), 4)
+
+
+@pytest.mark.parametrize(
+    ("known", "limit", "given"),
+    [
+        (([1, 2, 9], STOP), 4, ([1, 2, 9], STOP)),
+        (([1, 2, 9], STOP), 3, ([1, 2, 9], STOP)),
+        (([1, 2, 9], STOP), 2, ([1, 2], LENGTH)),
+        (([1, 2, 3], LENGTH), 3, ([1, 2, 3], LENGTH)),
+        (([1, 2, 3], LENGTH), 2, ([1, 2], LENGTH)),
+        (([1, 2, 3], LENGTH), 4, None),
+    ],
+)
+def test_an_answer_under_a_higher_limit_holds_those_under_lower_ones(
+    known: tuple[list[int], str], limit: int, given: tuple[list[int], str] | None
+) -> None:
+    answers = Answers()
+    answers.add(PROMPT.key, Answer(*known))
+    found = answers.get(Prompt(PROMPT.token_ids, limit))
+    assert (found and (found.token_ids, found.finish)) == given
+
+
+def test_answers_come_back_as_they_were_written_and_damaged_files_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    from kimi_eagle.identity import digest_file
+
+    names: list[str] = []
+    writer = AnswerWriter(tmp_path, 2, names.append)
+    prompts = [Prompt((n, n + 1), 8) for n in range(5)]
+    said = [Answer([n] * (n + 1), STOP if n % 2 else LENGTH) for n in range(5)]
+    for prompt, answer in zip(prompts, said, strict=True):
+        writer.add(prompt.key, answer)
+    assert len(names) == 2
+    writer.flush()
+    writer.flush()
+    assert len(names) == 3
+    for name in names:
+        (tmp_path / name).rename(tmp_path / f"{digest_file(tmp_path / name)}.safetensors")
+    answers = Answers()
+    assert answers.load(tmp_path) == []
+    assert answers.load(tmp_path / "nowhere") == []
+    for prompt, answer in zip(prompts, said, strict=True):
+        found = answers.get(Prompt(prompt.token_ids, len(answer.token_ids)))
+        assert found is not None
+        assert (found.token_ids.tolist(), found.finish) == (answer.token_ids, answer.finish)
+    path = sorted(tmp_path.iterdir())[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+    fresh = Answers()
+    assert fresh.load(tmp_path) == [path]
+    assert len(fresh) < 5
+
+
+def test_with_known_answers_a_conversation_goes_as_far_as_they_lead(renderer: Renderer) -> None:
+    questions = read_questions({"turns": ["Spell door.", "Again."]}, "messages")
+    first = Dialogue(questions, asking(renderer))
+    kept = go([first], Asks(renderer, lambda text: f"D O O R.{END}"))
+    answers = Answers()
+    answers.add(*kept[0])
+    again = Dialogue(questions, asking(renderer))
+    assert known_only([again], answers) == [again]
+    assert again.turn == 1
+    ask = Asks(renderer, lambda text: f"D O O R.{END}")
+    assert len(go([again], ask, answers)) == 1
+    assert again.rows == first.rows
+
+
+def test_an_answers_seed_is_its_prompts_own() -> None:
+    other = Prompt((5, 6, 8), 4)
+    seeds = {seed_of(0, PROMPT), seed_of(0, other), seed_of(1, PROMPT)}
+    assert len(seeds) == 3
+    assert seed_of(0, PROMPT) == seed_of(0, Prompt(PROMPT.token_ids, 99))
+    assert all(0 <= seed < 2**63 for seed in seeds)
