@@ -183,9 +183,13 @@ def test_the_mask_marks_what_was_emitted_and_nothing_else(renderer: Renderer) ->
     assert emitted == [int(token) for _, answer in kept for token in answer.token_ids]
     assert row.turns == (0, 1)
     text = renderer.decode(row.token_ids)
-    assert text == renderer.prompt(
-        [user("Spell door."), assistant("D O O R."), user("Again.")], thinking=False
-    ) + f"D O O R.{END}"
+    assert (
+        text
+        == renderer.prompt(
+            [user("Spell door."), assistant("D O O R."), user("Again.")], thinking=False
+        )
+        + f"D O O R.{END}"
+    )
 
 
 def test_ids_that_encode_otherwise_are_kept_and_make_a_row_of_their_own(renderer: Renderer) -> None:
@@ -267,7 +271,7 @@ def test_an_answer_has_the_room_that_its_row_has(renderer: Renderer) -> None:
 @pytest.mark.parametrize("said", [[(0, Answer([1, 2], LENGTH))], []])
 def test_an_engine_that_gives_up_is_no_endless_loop(renderer: Renderer, said: Any) -> None:
     dialogue = Dialogue(read_questions({"turns": ["Spell."]}, "messages"), asking(renderer))
-    with pytest.raises(StageFailed, match="before its limit of 64|1 prompts came back"):
+    with pytest.raises(StageFailed, match=r"before its limit of 64|1 prompts came back"):
         go([dialogue], lambda prompts: iter(said))
 
 

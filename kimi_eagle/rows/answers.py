@@ -83,7 +83,7 @@ class Answers:
         return len(self._known)
 
     def add(self, key: str, answer: Answer) -> None:
-        """Keep an answer; of two to one prompt the one that ended, then the longer, then the first."""
+        """Keep an answer; of two to one prompt the one that ended, or the longer, or the first."""
         before = self._known.get(key)
         if before is None or _rank(answer) > _rank(before):
             self._known[key] = answer
