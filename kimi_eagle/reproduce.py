@@ -516,7 +516,10 @@ def rebuilt(record: Record, sources: Path | None) -> LoadedManifest:
     if sources is not None:
         places = [data["verifier"]]
         for stage in data["stages"].values():
-            places += [*stage.get("sources", ()), *filter(None, [stage.get("prompts")])]
+            places += [
+                *stage.get("sources", ()),
+                *filter(None, [stage.get("prompts"), stage.get("map")]),
+            ]
         for place in places:
             path = Path(place["path"])
             if path.is_absolute() and not path.exists():

@@ -54,7 +54,8 @@ class Dialogue:
     def __init__(self, questions: Questions, asking: Asking):
         self.questions = questions
         self._asking = asking
-        self._history: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
+        """What was said so far, the question that is to be asked now included."""
         self._ready: Prompt | None = None
         self._thinks = False
         """Whether the prompt ends in an open `<think>`."""
@@ -75,21 +76,23 @@ class Dialogue:
             if self.turn == self.turns:
                 self.ended = "asked"
             else:
-                self._history += self.questions.turns[self.turn]
+                self.messages += self.questions.turns[self.turn]
                 self._ready = self._rendered()
         return self._ready
 
     def _rendered(self) -> Prompt | None:
         asking = self._asking
         try:
-            text = asking.renderer.prompt(
-                self._history, self.questions.tools, thinking=asking.thinking
+            ids = tuple(
+                asking.renderer.prompt_ids(
+                    self.messages, self.questions.tools, thinking=asking.thinking
+                )
             )
         except Rejected as error:
             self.ended = error.reason
             return None
-        self._thinks = text.endswith(THINK)
-        ids = tuple(asking.renderer.encode(text))
+        think = tuple(asking.renderer.encode(THINK))
+        self._thinks = ids[-len(think) :] == think
         limit = min(asking.max_tokens, asking.max_length - len(ids))
         if limit < 1:
             self.ended = "prompt_too_long"
@@ -120,7 +123,7 @@ class Dialogue:
         message = {"role": "assistant", "content": content}
         if reasoning.strip():
             message["reasoning_content"] = reasoning
-        self._history.append(message)
+        self.messages.append(message)
 
     def _parts(self, text: str) -> tuple[str, str]:
         """(reasoning, content) of an answer, as a server's parser tells them apart."""

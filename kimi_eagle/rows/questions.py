@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kimi_eagle.rows.conversations import (
-    Conversation,
-    Rejected,
-    _alpaca,
-    _message,
-    _role,
-    _Text,
-    _tools,
-)
+from kimi_eagle.rows.conversations import Rejected, read_conversation
+
+# Stands for an answer that is still to be given: what records hold there is not read.
+_ANSWER = {"role": "assistant", "content": "-"}
+_ASSISTANTS = ("assistant", "gpt", "chatgpt")
+_LISTS = ("messages", "conversations")
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,6 @@ class Questions:
     unasked: int = 0
     """User turns that come after a tool's return."""
 
-    def conversation(self) -> Conversation:
-        """All that is asked, as one conversation without answers."""
-        return Conversation(tuple(m for turn in self.turns for m in turn), self.tools)
-
     def document(self) -> dict[str, Any]:
         return {"turns": [list(turn) for turn in self.turns], "tools": list(self.tools)}
 
@@ -47,73 +40,70 @@ class Questions:
         return Questions(tuple(map(tuple, document["turns"])), tuple(document["tools"]))
 
 
-def read_questions(value: Any, form: str) -> Questions:
+def read_questions(value: Any, form: str, **options: Any) -> Questions:
     """What a record asks.
 
     Args:
-        form: as of `read_conversation`; `messages` also takes `turns` (user turns alone, as
-            MT-Bench has them) and `prompt` (one).
+        form: as of `read_conversation`; records may also hold `turns` (user turns alone, as
+            MT-Bench has them) or `prompt` (one) in place of turns.
+        options: passed to it.
 
     Raises:
         Rejected: with the reason.
     """
     if not isinstance(value, Mapping):
         raise Rejected("not_a_record", f"a {type(value).__name__}")
-    text = _Text()
-    turns: list[list[dict[str, Any]]] = []
+    value, unasked = _answered(value, form)
+    conversation = read_conversation(value, form, **options)
+    turns: list[tuple[dict[str, Any], ...]] = []
     given: list[dict[str, Any]] = []
-    system = value.get("system")
-    if isinstance(system, str) and system.strip():
-        given.append({"role": "system", "content": text.clean(system)})
-    raw = _raw_turns(value, form)
-    unasked = 0
-    for index, turn in enumerate(raw):
-        role = _role(turn) if isinstance(turn, Mapping) else ""
+    for number, message in enumerate(conversation.messages):
+        role = message["role"]
         if role == "tool":
-            unasked = sum(isinstance(t, Mapping) and _role(t) == "user" for t in raw[index:])
+            left = conversation.messages[number:]
+            unasked += sum(item["role"] == "user" for item in left)
             break
-        if role == "assistant":
-            if _asks(given):
-                turns.append(given)
-                given = []
-            elif not turns:
-                given.append(_opening(turn, text))
-            continue
-        if role == "system" and given and given[0]["role"] == "system" and index == 0:
-            raise Rejected("two_systems", "`system` beside the turns, and a system turn")
-        given.append(_message(turn, text))
-    if _asks(given):
-        turns.append(given)
+        if role != "assistant":
+            given.append(message)
+        elif any(item["role"] == "user" for item in given):
+            turns.append(tuple(given))
+            given = []
+        elif not turns:
+            given.append(message)  # it opens the conversation
     if not turns:
         raise Rejected("no_user_turn")
-    tools = _tools(value.get("tools"), text)
-    return Questions(tuple(map(tuple, turns)), tools, text.repaired, unasked)
+    return Questions(tuple(turns), conversation.tools, conversation.repaired, unasked)
 
 
-def _asks(given: list[dict[str, Any]]) -> bool:
-    return any(message["role"] == "user" for message in given)
-
-
-def _opening(turn: Any, text: _Text) -> dict[str, Any]:
-    message = _message(turn, text)
-    if message.get("tool_calls"):
-        raise Rejected("bad_tools", "a tool call before anything was asked")
-    return message
-
-
-def _raw_turns(value: Mapping[str, Any], form: str) -> list[Any]:
-    if form == "alpaca":
-        return list(_alpaca({"output": "", **value}))
-    turns = value.get("messages") or value.get("conversations")
-    if not turns and form == "messages":
+def _answered(value: Mapping[str, Any], form: str) -> tuple[Mapping[str, Any], int]:
+    """The record with a stand-in for every answer, so that it reads as a conversation; and how
+    many user turns come after a tool's return, which are left out of it."""
+    if form == "alpaca" and value.get("output") is None and value.get("response") is None:
+        return {**value, "output": _ANSWER["content"]}, 0
+    name = next((name for name in _LISTS if value.get(name)), None)
+    if name is None:
         asked = value.get("turns") or [value.get("prompt")]
-        if isinstance(asked, list) and all(isinstance(item, str) and item for item in asked):
-            # An answer comes after each.
-            return [
-                turn
-                for item in asked
-                for turn in ({"role": "user", "content": item}, {"role": "assistant"})
-            ]
-    if not isinstance(turns, list) or not turns:
-        raise Rejected("no_messages")
-    return turns
+        if not (isinstance(asked, list) and asked and all(map(_is_text, asked))):
+            return value, 0  # of a form that has its answers elsewhere, or of none
+        turns = [turn for text in asked for turn in ({"role": "user", "content": text}, _ANSWER)]
+        return {**value, "messages": turns}, 0
+    raw = value[name]
+    if not isinstance(raw, list):
+        return value, 0
+    end = next((at for at, turn in enumerate(raw) if _speaker(turn) == "tool"), len(raw))
+    unasked = sum(_speaker(turn) in ("user", "human") for turn in raw[end:])
+    turns = [
+        _ANSWER if at and _speaker(turn) in _ASSISTANTS else turn
+        for at, turn in enumerate(raw[:end])
+    ]
+    return {**value, name: [*turns, _ANSWER]}, unasked
+
+
+def _speaker(turn: Any) -> Any:
+    if not isinstance(turn, Mapping):
+        return None
+    return turn.get("role") if turn.get("from") is None else turn.get("from")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())

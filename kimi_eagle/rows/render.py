@@ -86,6 +86,21 @@ class Renderer:
         """What serving sends for these messages, as text."""
         return self._apply(messages, tools, thinking, add_generation_prompt=True)
 
+    def prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] = (),
+        *,
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """What is sent to the verifier for these messages.
+
+        Raises:
+            Rejected: the template refuses them, or a text would be read as a control token.
+        """
+        self._refuse_control_tokens(Conversation(tuple(map(dict, messages)), tuple(tools)))
+        return self.encode(self.prompt(list(map(_served, messages)), tools, thinking=thinking))
+
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
@@ -109,7 +124,7 @@ class Renderer:
             Rejected: control tokens in the text, a template that does not render a turn as a
                 continuation of its prompt or leaves its reasoning out, or nothing to learn.
         """
-        self.refuse_control_tokens(conversation)
+        self._refuse_control_tokens(conversation)
         messages = conversation.messages
         self._refuse_missing_ids(messages)
         if self._opens_thinking:
@@ -199,7 +214,7 @@ class Renderer:
         ends = [position for position, token in enumerate(ids) if token in self._ends]
         return ids[: ends[-1] + 1] if ends else ids
 
-    def refuse_control_tokens(self, conversation: Conversation) -> None:
+    def _refuse_control_tokens(self, conversation: Conversation) -> None:
         """Raises: Rejected, when any text would be read as a control token."""
         for text in _texts(conversation.document()):
             found = self.control_token(text)

@@ -51,7 +51,7 @@ def run(context: Context) -> dict[str, Any]:
         params.on_length == "keep",
     )
     rejects = Rejects()
-    items = list(_items(context, asking.renderer, rejects))
+    items = list(_items(context, rejects))
     if not items:
         raise StageFailed(
             f"nothing is asked, {rejects.total} records were left out: "
@@ -89,7 +89,7 @@ def _set(context: Context) -> str:
     return set_digest(verifier, context.params.engine.kind, sampling)
 
 
-def _items(context: Context, renderer: Renderer, rejects: Rejects) -> Iterator[_Item]:
+def _items(context: Context, rejects: Rejects) -> Iterator[_Item]:
     """What is asked, each once; what cannot be is counted, or fatal."""
     seen: set[str] = set()
     for index, source in enumerate(context.params.sources):
@@ -99,7 +99,6 @@ def _items(context: Context, renderer: Renderer, rejects: Rejects) -> Iterator[_
                 break
             try:
                 questions = read_questions(value, source.format)
-                renderer.refuse_control_tokens(questions.conversation())
             except Rejected as error:
                 rejects.add(error.reason, where, str(error))
                 continue
