@@ -20,6 +20,7 @@ from kimi_eagle.artifacts import journal
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
+from kimi_eagle.job import ANSWERS
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper, Pin, Shard
 from kimi_eagle.registry.store import Registry
@@ -230,6 +231,8 @@ class Collector:
             if shard.created_at < min(before, first_kept or before):
                 collected.shards.append(shard)
                 excess = excess - shard.bytes if excess is not None else None
+        if policy.older_than is not None or first_kept is not None:
+            collected.leftovers += _old_answers(self.root, min(before, first_kept or before))
         for record in candidates:
             if excess is not None and excess <= 0:
                 break
@@ -257,6 +260,18 @@ class Collector:
             return {row.key for row in read_rows(text)}
         except (OSError, ValueError):
             return set()
+
+
+def _old_answers(root: Path, before: str) -> list[Leftover]:
+    """Answers of the verifier that were kept before a time. Rows have theirs in them: these are
+    for those who ask the same again."""
+    found = []
+    for path in sorted((root / ANSWERS).glob("*/*")):
+        stat = path.stat()
+        kept_at = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat(timespec="microseconds")
+        if kept_at.replace("+00:00", "Z") < before:
+            found.append(Leftover(path, stat.st_size, "answers kept for whoever asks again"))
+    return found
 
 
 class _Needs:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from cases import demo_verifier
+from conftest import Answer as Answer_
+from conftest import Project
 
 from kimi_eagle.job import StageFailed
 from kimi_eagle.rows.answers import LENGTH, STOP, Answer, Answers, AnswerWriter, Prompt, seed_of
@@ -351,3 +353,33 @@ def test_an_answers_seed_is_its_prompts_own() -> None:
     assert len(seeds) == 3
     assert seed_of(0, PROMPT) == seed_of(0, Prompt(PROMPT.token_ids, 99))
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# What is proven against a server
+
+
+def test_rows_are_checked_against_a_server_that_is_there(
+    first_run: tuple[Project, Answer_], tmp_path: Path
+) -> None:
+    project, answer = first_run
+    (digest,) = answer.outputs["rows"].values()
+    nobody = ("--endpoint", "http://127.0.0.1:9")
+    refused = project.cli("check-rows", digest, *nobody, "--json")
+    assert refused.code == 2
+    assert "http://127.0.0.1:9 does not answer" in refused.json["error"]
+    (head,) = answer.outputs["head"].values()
+    assert "is no rows artifact" in project.cli("check-rows", head, *nobody).err
+    assert project.cli("check-rows", digest).code == 2
+    assert project.cli("check-rows", digest, *nobody, "--limit", "0").code == 2
+
+
+def test_rows_are_checked_by_the_sources_they_were_made_of(
+    first_run: tuple[Project, Answer_], tmp_path: Path
+) -> None:
+    project = first_run[0].copy(tmp_path / "copy")
+    (digest,) = first_run[1].outputs["rows"].values()
+    project.chats.write_text(project.chats.read_text("utf-8") + "\n", "utf-8")
+    arguments = ("--endpoint", "http://127.0.0.1:9", "--sources", str(project.folder))
+    refused = project.cli("check-rows", digest, *arguments)
+    assert refused.code == 2
+    assert "sources.0 (chats.jsonl) is not what the rows were made of" in refused.err

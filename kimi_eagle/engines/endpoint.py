@@ -20,6 +20,10 @@ class EndpointError(StageFailed):
     """A server that cannot be asked, or answers what cannot be used; the message says which."""
 
 
+class RequestRefused(EndpointError):
+    """A request that the server does not take as it is; others it may."""
+
+
 class Endpoint:
     """One server and the model that is asked."""
 
@@ -135,7 +139,8 @@ class Endpoint:
                 value = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode("utf-8", errors="replace")
-            raise EndpointError(f"{self._url}{path}: {error.code} {error.reason}: {said}") from None
+            kind = RequestRefused if error.code in (400, 422) else EndpointError
+            raise kind(f"{self._url}{path}: {error.code} {error.reason}: {said}") from None
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", error)
             raise EndpointError(
