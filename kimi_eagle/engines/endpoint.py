@@ -33,17 +33,17 @@ class Endpoint:
         Raises:
             EndpointError: the server does not answer, or does not serve the model.
         """
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         served = [item.get("id") for item in self._call("/v1/models").get("data", ())]
         if model is None and len(served) != 1:
             raise EndpointError(
-                f"{self._url} serves {len(served)} models ({', '.join(map(str, served))}): "
+                f"{self.url} serves {len(served)} models ({', '.join(map(str, served))}): "
                 "say which is the verifier"
             )
         if model is not None and model not in served:
             raise EndpointError(
-                f"{self._url} does not serve {model!r}, but {', '.join(map(str, served))}"
+                f"{self.url} does not serve {model!r}, but {', '.join(map(str, served))}"
             )
         self.model = str(model or served[0])
 
@@ -65,7 +65,7 @@ class Endpoint:
             "/tokenize",
             {
                 "model": self.model,
-                "messages": list(messages),
+                "messages": list(map(_sent, messages)),
                 "add_generation_prompt": True,
                 "tools": list(tools) or None,
                 "chat_template_kwargs": dict(options or {}),
@@ -73,7 +73,7 @@ class Endpoint:
         )
         tokens = found.get("tokens")
         if not isinstance(tokens, list):
-            raise EndpointError(f"{self._url}/tokenize gave no tokens: is it a vLLM server?")
+            raise EndpointError(f"{self.url}/tokenize gave no tokens: is it a vLLM server?")
         return [int(token) for token in tokens]
 
     def ask(
@@ -119,11 +119,11 @@ class Endpoint:
         ids, finish = choice.get("token_ids"), choice.get("finish_reason")
         if not isinstance(ids, list):
             raise EndpointError(
-                f"{self._url} does not say which tokens it emitted (return_token_ids, vLLM 0.10.2 "
+                f"{self.url} does not say which tokens it emitted (return_token_ids, vLLM 0.10.2 "
                 "and later); text that is encoded again is not what the verifier said"
             )
         if finish not in (STOP, LENGTH):
-            raise EndpointError(f"{self._url} ended an answer with {finish!r}")
+            raise EndpointError(f"{self.url} ended an answer with {finish!r}")
         return Answer([int(token) for token in ids], finish)
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -133,21 +133,39 @@ class Endpoint:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         data = None if body is None else json.dumps(body).encode("utf-8")
-        request = urllib.request.Request(self._url + path, data, headers)  # noqa: S310 - http(s) only
+        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - http(s) only
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as answer:  # noqa: S310
                 value = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode("utf-8", errors="replace")
             kind = RequestRefused if error.code in (400, 422) else EndpointError
-            raise kind(f"{self._url}{path}: {error.code} {error.reason}: {said}") from None
+            raise kind(f"{self.url}{path}: {error.code} {error.reason}: {said}") from None
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", error)
             raise EndpointError(
-                f"{self._url} does not answer ({reason}): start the server, or mend the address"
+                f"{self.url} does not answer ({reason}): start the server, or mend the address"
             ) from None
         except ValueError as error:
-            raise EndpointError(f"{self._url}{path}: no JSON: {error}") from None
+            raise EndpointError(f"{self.url}{path}: no JSON: {error}") from None
         if not isinstance(value, dict):
-            raise EndpointError(f"{self._url}{path}: not what a vLLM server answers")
+            raise EndpointError(f"{self.url}{path}: not what a vLLM server answers")
         return value
+
+
+def _sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as a client of the chat interface sends it."""
+    sent = dict(message)
+    reasoning = sent.pop("reasoning_content", None)
+    if reasoning:
+        sent["reasoning"] = reasoning
+    if sent.get("tool_calls"):
+        sent["tool_calls"] = [_call(call) for call in sent["tool_calls"]]
+    return sent
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if not isinstance(function["arguments"], str):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {"type": "function", **call, "function": function}

@@ -8,7 +8,6 @@ renders and encodes them itself.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -189,7 +188,7 @@ def _served(
     def one(item: _Asked) -> list[int] | str:
         options = {} if item.thinking is None else {"thinking": item.thinking}
         try:
-            return endpoint.tokenize([*map(_sent, item.messages)], item.tools, options)
+            return endpoint.tokenize(item.messages, item.tools, options)
         except RequestRefused as error:
             return str(error)
 
@@ -201,24 +200,6 @@ def _served(
                 return
             item, future = waiting.pop(0)
             yield item, future.result()
-
-
-def _sent(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a client of the chat interface sends it."""
-    sent = dict(message)
-    reasoning = sent.pop("reasoning_content", None)
-    if reasoning:
-        sent["reasoning"] = reasoning
-    if sent.get("tool_calls"):
-        sent["tool_calls"] = [_call(call) for call in sent["tool_calls"]]
-    return sent
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if not isinstance(function["arguments"], str):
-        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return {"type": "function", **call, "function": function}
 
 
 def _difference(asked: _Asked, served: list[int] | str, tokenizer: Any) -> dict[str, Any] | None:

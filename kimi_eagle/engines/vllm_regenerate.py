@@ -70,7 +70,8 @@ def _ask(
         return
     llm.sleep(level=0, mode="keep")
     names = llm.enqueue(queue, parameters, use_tqdm=False)
-    positions = {name: position for position, name in enumerate(names)}
+    # It may say the engine's own names, `7-1f3a…`, and gives outputs the plain ones, `7`.
+    positions = {name.partition("-")[0]: position for position, name in enumerate(names)}
     llm.wake_up(tags=["scheduling"])
     while llm.llm_engine.has_unfinished_requests():
         for output in llm.llm_engine.step():

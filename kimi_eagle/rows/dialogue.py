@@ -182,7 +182,7 @@ def ask_all(
 
     Args:
         chunk: prompts handed to `ask` at once.
-        progress: called with turns done and turns in all.
+        progress: called with turns done and turns in all, now and then.
 
     Raises:
         StageFailed: the engine did not answer, or not as far as it was asked to.
@@ -215,7 +215,8 @@ def ask_all(
                 keeping.add(prompt.key, answer)
                 new += 1
                 done += 1
-                progress(min(done, total), total)
+                if new % max(total // 500, 1) == 0:
+                    progress(min(done, total), total)
         if new - before < len(waiting):
             raise StageFailed(f"{len(waiting) - new + before} prompts came back without an answer")
 

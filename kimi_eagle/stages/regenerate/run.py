@@ -28,6 +28,8 @@ from kimi_eagle.rows.table import TRAIN, VALIDATE, save_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
 
+# Questions by which a server is known again: one that it renders alike will do.
+_PROBED = 3
 _PROGRAM = "kimi_eagle.engines.vllm_regenerate"
 
 
@@ -204,6 +206,7 @@ def _ask_endpoint(
     """Ask a server; returns how many answers it gave."""
     params = context.params
     endpoint = Endpoint(params.engine.url, params.engine.model, params.engine.timeout)
+    _require_the_verifier(endpoint, asking, missing)
     sampling = params.sampling.model_dump(mode="json")
     name = _set(context)
     writer = AnswerWriter(
@@ -222,6 +225,25 @@ def _ask_endpoint(
         )
     finally:
         writer.flush()
+
+
+def _require_the_verifier(
+    endpoint: Endpoint, asking: Asking, dialogues: Sequence[Dialogue]
+) -> None:
+    """Raises: StageFailed: the server does not make the tokens of the verifier's folder of the
+    first questions; so it serves something else."""
+    options = {} if asking.thinking is None else {"thinking": asking.thinking}
+    for dialogue in dialogues[:_PROBED]:
+        prompt = dialogue.prompt()
+        assert prompt is not None, "it is not over"
+        if endpoint.tokenize(dialogue.messages, dialogue.questions.tools, options) == list(
+            prompt.token_ids
+        ):
+            return
+    raise StageFailed(
+        f"{endpoint.url} ({endpoint.model}) makes other tokens of the first questions than the "
+        "verifier's folder does: another model, or another chat template, is served there"
+    )
 
 
 def _save(
