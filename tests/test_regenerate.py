@@ -9,16 +9,30 @@ from typing import Any
 
 import pytest
 from cases import demo_verifier
+from conftest import DEMO, Project
 from conftest import Answer as Answer_
-from conftest import Project
 
-from kimi_eagle.job import StageFailed
-from kimi_eagle.rows.answers import LENGTH, STOP, Answer, Answers, AnswerWriter, Prompt, seed_of
+from kimi_eagle.identity import digest_file
+from kimi_eagle.job import EventWriter, Given, Job, StageFailed
+from kimi_eagle.rows.answers import (
+    LENGTH,
+    STOP,
+    Answer,
+    Answers,
+    AnswerWriter,
+    Prompt,
+    answers_folder,
+    seed_of,
+)
 from kimi_eagle.rows.conversations import Rejected
-from kimi_eagle.rows.dialogue import Asking, Dialogue, ask_all, known_only, tally
+from kimi_eagle.rows.dialogue import Asking, Dialogue, Tally, ask_all, known_only
 from kimi_eagle.rows.questions import Questions, read_questions
 from kimi_eagle.rows.render import Renderer
+from kimi_eagle.rows.table import load_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
+from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.regenerate import run as regenerate_run
+from kimi_eagle.stages.regenerate.spec import RegenerateParams
 
 END = "<|im_end|>"
 
@@ -246,7 +260,8 @@ def test_a_conversation_ends_where_no_client_would_go_on(
     )
     go([dialogue], Asks(renderer, lambda text: said, finish))
     assert len(dialogue.rows) == rows
-    found = tally([dialogue], 0)
+    found = Tally()
+    found.add(dialogue)
     assert found.unasked == {why: 2}
     assert found.finish[finish] == 1
     assert (found.empty, found.dropped) == (why == "after_empty", finish == LENGTH and not keep)
@@ -305,8 +320,6 @@ def test_an_answer_under_a_higher_limit_holds_those_under_lower_ones(
 def test_answers_come_back_as_they_were_written_and_damaged_files_are_passed_over(
     tmp_path: Path,
 ) -> None:
-    from kimi_eagle.identity import digest_file
-
     names: list[str] = []
     writer = AnswerWriter(tmp_path, 2, names.append)
     prompts = [Prompt((n, n + 1), 8) for n in range(5)]
@@ -383,3 +396,144 @@ def test_rows_are_checked_by_the_sources_they_were_made_of(
     refused = project.cli("check-rows", digest, *arguments)
     assert refused.code == 2
     assert "sources.0 (chats.jsonl) is not what the rows were made of" in refused.err
+
+
+# The stage, where every answer is known
+
+
+class Stage:
+    """The stage as its worker runs it, over answers that are kept: no engine is started."""
+
+    def __init__(self, folder: Path, renderer: Renderer, records: list[dict[str, Any]]):
+        self.root, self._renderer, self._count = folder, renderer, 0
+        self.source = folder / "asked.jsonl"
+        self.source.write_text("".join(json.dumps(item) + "\n" for item in records), "utf-8")
+
+    def run(self, rule: Callable[[str], tuple[str, str]], **fields: Any) -> Any:
+        """(artifact's folder, metrics) after `rule` said what is answered to each prompt's text,
+        and whether it ended."""
+        self._count += 1
+        folder = self.root / str(self._count)
+        folder.mkdir()
+        params = RegenerateParams.model_validate(
+            {
+                "kind": "regenerate",
+                "sources": ({"path": "asked.jsonl"},),
+                "thinking": "never",
+                "max_length": 256,
+                **fields,
+            }
+        )
+        inputs = {
+            "sources.0": (Given("", str(self.source)),),
+            "verifier": (Given(f"verifier-{self._count}", ""),),
+        }
+        job = Job(
+            "answers", "regenerate", {}, inputs, str(DEMO / "verifier"), str(folder),
+            str(self.root), "",
+        )  # fmt: skip
+        context = Context(job, params, EventWriter(folder / "events"))
+        self._keep(context, rule)
+        metrics = regenerate_run.run(context)
+        return context.out("rows"), metrics
+
+    def _keep(self, context: Context, rule: Callable[[str], tuple[str, str]]) -> None:
+        params = context.params
+        how = asking(
+            self._renderer, max_length=params.max_length, max_tokens=params.sampling.max_tokens
+        )
+        lines = self.source.read_text("utf-8").splitlines()
+        dialogues = [Dialogue(read_questions(json.loads(line), "messages"), how) for line in lines]
+
+        def ask(prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+            for position, prompt in enumerate(prompts):
+                text, finish = rule(self._renderer.decode(prompt.token_ids))
+                ids = self._renderer.encode(text)
+                if finish == LENGTH:
+                    ids = (ids * prompt.limit)[: prompt.limit]
+                yield position, Answer(ids, finish)
+
+        kept = answers_folder(self.root, regenerate_run._set(context))
+        writer = AnswerWriter(kept, 2, lambda name: None)
+        ask_all(dialogues, Answers(), ask, writer, 9, lambda done, total: None)
+        writer.flush()
+        for path in kept.iterdir():
+            path.rename(kept / f"{digest_file(path)}.safetensors")
+
+
+RECORDS: list[dict[str, Any]] = [
+    {"turns": ["Spell door.", "Again."]},
+    {"prompt": "Is it so long?"},
+    {"prompt": "Say nothing."},
+    {"messages": [user("Hello."), assistant("recorded"), user("Bye.")]},
+    {"prompt": "Is it so long?"},
+]
+
+
+def rule(text: str) -> tuple[str, str]:
+    last = text.rpartition("<|im_user|>")[2]
+    if "so long" in last:
+        return " and", LENGTH
+    return (END if "nothing" in last else f"It is so.{END}"), STOP
+
+
+def test_the_stage_makes_rows_of_answers_and_counts_them(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    stage = Stage(tmp_path, renderer, RECORDS)
+    folder, metrics = stage.run(rule, val_ratio=0.4)
+    rows = load_rows(folder)
+    assert metrics["answers_generated"] == 0
+    assert metrics["answers_kept_before"] == metrics["answers"] == 6
+    assert metrics["finish_reasons"] == {"length": 1, "stop": 5}
+    assert metrics["empty"] == 1
+    assert metrics["rejects"] == {"duplicate": 1}
+    assert (metrics["rows"], metrics["conversations"]) == (3, 3)
+    assert (metrics["rows_train"], metrics["rows_val"]) == (1, 2)
+    assert rows.record.tolist() == [1, 2, 4]
+    assert metrics["supervised_tokens"] == int(rows.loss_mask.sum())
+    assert len(rows.ids(1)) == 256  # as long as a row may be
+    lines = (folder / "answers.ndjson").read_text("utf-8").splitlines()
+    listed = [json.loads(line) for line in lines]
+    assert [(item["record"], item["turn"]) for item in listed] == [
+        (1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (4, 1),
+    ]  # fmt: skip
+    assert [item["finish"] for item in listed].count("length") == 1
+    assert [item["kept"] for item in listed] == [True, True, True, False, True, True]
+
+
+def test_what_a_limit_cut_off_can_be_left_out(tmp_path: Path, renderer: Renderer) -> None:
+    stage = Stage(tmp_path, renderer, RECORDS)
+    folder, metrics = stage.run(rule, on_length="drop", sampling={"max_tokens": 20})
+    assert load_rows(folder).record.tolist() == [1, 4]
+    assert metrics["dropped_length"] == 1
+    assert metrics["finish_reasons"] == {"length": 1, "stop": 5}
+
+
+def test_the_artifact_is_the_same_each_time(tmp_path: Path, renderer: Renderer) -> None:
+    stage = Stage(tmp_path, renderer, RECORDS)
+    (one, _), (two, _) = stage.run(rule), stage.run(rule)
+    names = sorted(path.name for path in one.iterdir())
+    assert names == ["answers.ndjson", "report.json", "rows.safetensors"]
+    assert all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
+
+
+def test_no_row_at_all_is_a_failure_that_says_why(tmp_path: Path, renderer: Renderer) -> None:
+    with pytest.raises(
+        StageFailed, match="no row is left of 4 conversations: 4 answers were empty"
+    ):
+        Stage(tmp_path, renderer, RECORDS).run(lambda text: (END, STOP))
+    empty = Stage(tmp_path, renderer, [{"messages": [{"role": "system", "content": "s"}]}])
+    with pytest.raises(StageFailed, match="nothing is asked, 1 records were left out"):
+        regenerate_run.run(
+            Context(
+                Job(
+                    "a", "regenerate", {}, {"sources.0": (Given("", str(empty.source)),)},
+                    str(DEMO / "verifier"), str(tmp_path), str(tmp_path), "",
+                ),
+                RegenerateParams.model_validate(
+                    {"kind": "regenerate", "sources": ({"path": "asked.jsonl"},)}
+                ),
+                EventWriter(tmp_path / "events"),
+            )
+        )  # fmt: skip

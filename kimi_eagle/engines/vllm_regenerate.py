@@ -26,7 +26,7 @@ def regenerate(job: Mapping[str, Any]) -> dict[str, Any]:
 
     asking = Asking(Renderer(load_tokenizer(Path(job["model"]))), **job["asking"])
     documents = json.loads(Path(job["questions"]).read_text("utf-8"))
-    dialogues = [Dialogue(Questions.read(document), asking) for document in documents]
+    dialogues = [Dialogue(Questions.read(document), asking, record=False) for document in documents]
     answers = Answers()
     answers.load(Path(job["known"]))
     events = EventWriter(Path(job["events"]))

@@ -51,12 +51,14 @@ class Asked:
 class Dialogue:
     """One conversation as it is asked: `prompt`, `take`, `prompt`, …, until there is none."""
 
-    def __init__(self, questions: Questions, asking: Asking):
+    def __init__(self, questions: Questions, asking: Asking, *, record: bool = True):
+        """Args: `record`: whether what was asked, and the rows of it, are wanted at all."""
         self.questions = questions
         self._asking = asking
         self.messages: list[dict[str, Any]] = []
         """What was said so far, the question that is to be asked now included."""
         self._ready: Prompt | None = None
+        self._record = record
         self._thinks = False
         """Whether the prompt ends in an open `<think>`."""
         self.turn = 0
@@ -136,6 +138,11 @@ class Dialogue:
         return "", text
 
     def _add(self, prompt: Prompt, answer: Answer, kept: bool) -> None:
+        if self._record:
+            self._recorded(prompt, answer, kept)
+        self.turn += 1
+
+    def _recorded(self, prompt: Prompt, answer: Answer, kept: bool) -> None:
         self.asked.append(Asked(self.turn, prompt, answer, kept))
         if kept:
             emitted = tuple(int(token) for token in answer.token_ids)
@@ -149,7 +156,6 @@ class Dialogue:
                 mask = before.loss_mask + row.loss_mask[len(before.loss_mask) :]
                 row = Row(row.token_ids, mask, before.turns + row.turns)
             self.rows.append(row)
-        self.turn += 1
 
 
 class Keeping(Protocol):
@@ -247,20 +253,16 @@ class Tally:
     tokens: int = 0
     """Tokens of all answers."""
 
-
-def tally(dialogues: Sequence[Dialogue], after_tools: int) -> Tally:
-    """Args: `after_tools`: user turns that came after a tool's return."""
-    found = Tally()
-    if after_tools:
-        found.unasked["after_tool"] = after_tools
-    for dialogue in dialogues:
+    def add(self, dialogue: Dialogue) -> None:
+        """Count one conversation that is over."""
         for item in dialogue.asked:
-            found.asked += 1
-            found.finish[item.answer.finish] += 1
-            found.tokens += len(item.answer.token_ids)
-            found.empty += item.answer.finish == STOP and not item.kept
-            found.dropped += item.answer.finish == LENGTH and not item.kept
+            self.asked += 1
+            self.finish[item.answer.finish] += 1
+            self.tokens += len(item.answer.token_ids)
+            self.empty += item.answer.finish == STOP and not item.kept
+            self.dropped += item.answer.finish == LENGTH and not item.kept
         left = dialogue.turns - dialogue.turn
         if left:
-            found.unasked[str(dialogue.ended)] += left
-    return found
+            self.unasked[str(dialogue.ended)] += left
+        if dialogue.questions.unasked:
+            self.unasked["after_tool"] += dialogue.questions.unasked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
@@ -11,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.engines.endpoint import Endpoint
 from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
-from kimi_eagle.identity import digest_document
+from kimi_eagle.identity import digest_bytes, digest_document
 from kimi_eagle.job import EVENTS, StageFailed
 from kimi_eagle.rows.answers import Answers, AnswerWriter, answers_folder, set_digest
 from kimi_eagle.rows.conversations import Rejected
-from kimi_eagle.rows.dialogue import Asking, Dialogue, ask_all, known_only, tally
+from kimi_eagle.rows.dialogue import Asking, Dialogue, Tally, ask_all, known_only
 from kimi_eagle.rows.questions import Questions, read_questions
 from kimi_eagle.rows.rejects import Rejects
 from kimi_eagle.rows.render import Renderer
@@ -27,6 +30,7 @@ from kimi_eagle.rows.split import validating
 from kimi_eagle.rows.table import TRAIN, VALIDATE, save_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.regenerate.spec import LIST
 
 # Questions by which a server is known again: one that it renders alike will do.
 _PROBED = 3
@@ -64,15 +68,15 @@ def run(context: Context) -> dict[str, Any]:
     for path in answers.load(kept):
         context.events.note(f"{path} is damaged: what it held is asked for again")
     known = len(answers)
-    dialogues = [Dialogue(item.questions, asking) for item in items]
-    missing = known_only(dialogues, answers)
+    missing = known_only(
+        [Dialogue(item.questions, asking, record=False) for item in items], answers
+    )
     started, asked = time.monotonic(), 0
     if missing:
         ask = _ask_endpoint if params.engine.kind == "endpoint" else _ask_vllm
         asked = ask(context, asking, missing, answers)
-        known_only(missing, answers)
     seconds = time.monotonic() - started
-    metrics = _save(context, items, dialogues, rejects)
+    metrics = _save(context, items, _Replayed(asking, answers), rejects)
     for note in rejects.notes():
         context.events.note(note)
     return {
@@ -181,7 +185,9 @@ def _ask_vllm(
 def _environments(shares: int, engine: Any, cpu: bool) -> Iterator[dict[str, str]]:
     """The environment of each of several engines at once: GPUs, or cores, of its own."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed = devices.split(",") if devices else [str(n) for n in range(shares * 64)]
+    listed = (
+        devices.split(",") if devices else [str(n) for n in range(shares * engine.tensor_parallel)]
+    )
     cores = sorted(os.sched_getaffinity(0))
     for share in range(shares):
         env = environment(engine.cpu_kv_cache_gib)
@@ -246,43 +252,57 @@ def _require_the_verifier(
     )
 
 
+@dataclass(frozen=True)
+class _Replayed:
+    """Conversations as their answers, all of them known, make them."""
+
+    asking: Asking
+    answers: Answers
+
+    def dialogue(self, item: _Item) -> Dialogue:
+        dialogue = Dialogue(item.questions, self.asking)
+        assert not known_only([dialogue], self.answers), "everything was answered"
+        return dialogue
+
+
 def _save(
-    context: Context, items: Sequence[_Item], dialogues: Sequence[Dialogue], rejects: Rejects
+    context: Context, items: Sequence[_Item], replayed: _Replayed, rejects: Rejects
 ) -> dict[str, Any]:
     """Write the artifact; returns its figures."""
-    params = context.params
-    pairs = [
-        (item, row)
-        for item, dialogue in zip(items, dialogues, strict=True)
-        for row in dialogue.rows
-    ]
-    total = tally(dialogues, sum(item.questions.unasked for item in items))
-    if not pairs:
+    params, total = context.params, Tally()
+    owners: list[_Item] = []
+    ids: list[Any] = []
+    masks: list[Any] = []
+    out = context.out("rows")
+    with (out / LIST).open("w", encoding="utf-8") as listed:
+        for item in items:
+            dialogue = replayed.dialogue(item)
+            total.add(dialogue)
+            listed.writelines(_lines(item, dialogue))
+            for row in dialogue.rows:
+                owners.append(item)
+                ids.append(np.array(row.token_ids, np.int32))
+                masks.append(np.array(row.loss_mask, np.uint8))
+    if not owners:
         raise StageFailed(
             f"no row is left of {len(items)} conversations: {total.empty} answers were empty, "
             f"{total.dropped} cut off and dropped; not asked: {_words(total.unasked) or 'none'}"
         )
     try:
-        apart = validating([item.digest for item, _ in pairs], params.val_ratio, params.seed)
+        apart = validating([item.digest for item in owners], params.val_ratio, params.seed)
     except ValueError as error:
         raise StageFailed(str(error)) from None
-    split = [VALIDATE if item.digest in apart else TRAIN for item, _ in pairs]
-    out = context.out("rows")
+    split = [VALIDATE if item.digest in apart else TRAIN for item in owners]
     save_rows(
-        out,
-        [row.token_ids for _, row in pairs],
-        [row.loss_mask for _, row in pairs],
-        split,
-        [item.source for item, _ in pairs],
-        [item.record for item, _ in pairs],
+        out, ids, masks, split, [item.source for item in owners], [item.record for item in owners]
     )
     metrics = {
-        "conversations": len({item.digest for item, _ in pairs}),
-        "rows": len(pairs),
+        "conversations": len({item.digest for item in owners}),
+        "rows": len(owners),
         "rows_train": split.count(TRAIN),
         "rows_val": split.count(VALIDATE),
-        "tokens": sum(len(row.token_ids) for _, row in pairs),
-        "supervised_tokens": sum(sum(row.loss_mask) for _, row in pairs),
+        "tokens": sum(map(len, ids)),
+        "supervised_tokens": sum(int(mask.sum()) for mask in masks),
         "answers": total.asked,
         "answer_tokens": total.tokens,
         "finish_reasons": dict(sorted(total.finish.items())),
@@ -295,6 +315,24 @@ def _save(
     }
     write_json(out / "report.json", metrics)
     return metrics
+
+
+def _lines(item: _Item, dialogue: Dialogue) -> Iterator[str]:
+    """A line for each answer: where it is from, how it ended, what it is the answer to."""
+    for asked in dialogue.asked:
+        ids = np.asarray(asked.answer.token_ids, "<i4")
+        line = {
+            "source": item.source,
+            "record": item.record,
+            "turn": asked.turn,
+            "prompt_tokens": len(asked.prompt.token_ids),
+            "tokens": len(ids),
+            "finish": asked.answer.finish,
+            "kept": asked.kept,
+            "prompt": asked.prompt.key,
+            "answer": digest_bytes(ids.tobytes()),
+        }
+        yield json.dumps(line) + "\n"
 
 
 def _words(counts: Counter[str] | Mapping[str, int]) -> str:

@@ -20,6 +20,9 @@ from kimi_eagle.stages.contract import (
 from kimi_eagle.stages.engine import VllmEngine
 from kimi_eagle.stages.prepare.spec import Source
 
+LIST = "answers.ndjson"
+"""Beside the rows: each answer, by the digests of its ids and of its prompt's, and how it ended."""
+
 
 class Sampling(Model):
     """How answers are drawn."""
