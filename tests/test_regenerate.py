@@ -11,6 +11,7 @@ import pytest
 from cases import demo_verifier
 from conftest import DEMO, Project
 from conftest import Answer as Answer_
+from pydantic import ValidationError
 
 from kimi_eagle.identity import digest_file
 from kimi_eagle.job import EventWriter, Given, Job, StageFailed
@@ -32,7 +33,8 @@ from kimi_eagle.rows.table import load_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.regenerate import run as regenerate_run
-from kimi_eagle.stages.regenerate.spec import RegenerateParams
+from kimi_eagle.stages.regenerate.spec import Regenerate, RegenerateParams
+from kimi_eagle.verifiers.facts import read_facts
 
 END = "<|im_end|>"
 
@@ -537,3 +539,63 @@ def test_no_row_at_all_is_a_failure_that_says_why(tmp_path: Path, renderer: Rend
                 EventWriter(tmp_path / "events"),
             )
         )  # fmt: skip
+
+
+# What it is
+
+
+def identity(**fields: Any) -> dict[str, Any]:
+    facts = read_facts(json.loads((DEMO / "verifier" / "config.json").read_text("utf-8")))
+    source = ({"path": "asked.jsonl"},)
+    params = RegenerateParams.model_validate({"kind": "regenerate", "sources": source, **fields})
+    return Regenerate.identity(params, facts)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampling": {"temperature": 0.7}},
+        {"sampling": {"top_p": 0.9}},
+        {"sampling": {"top_k": 5}},
+        {"sampling": {"seed": 1}},
+        {"sampling": {"max_tokens": 5}},
+        {"thinking": "never"},
+        {"on_length": "drop"},
+        {"max_length": 99},
+        {"engine": {"kind": "endpoint", "url": "http://127.0.0.1:8000"}},
+    ],
+)
+def test_what_decides_the_answers_is_part_of_the_key(fields: dict[str, Any]) -> None:
+    assert identity(**fields) != identity()
+
+
+def test_where_and_how_many_at_once_is_not() -> None:
+    placed = {"chunk": 7, "shards": 2, "save_every": 1}
+    assert identity(**placed) == identity()
+    assert identity(engine={"kind": "vllm", "tensor_parallel": 8}) == identity()
+    ends = [
+        {"kind": "endpoint", "url": "http://127.0.0.1:8000"},
+        {"kind": "endpoint", "url": "https://host/v1", "model": "m", "concurrency": 1},
+    ]
+    assert identity(engine=ends[0]) == identity(engine=ends[1])
+
+
+def test_a_manifest_takes_rows_from_either_kind(project: Project) -> None:
+    text = project.manifest.read_text("utf-8")
+    asked = "  answers: {kind: regenerate, sources: [{path: chats.jsonl}]}\n"
+    project.write(text.replace("rows: rows", "rows: answers") + asked)
+    planned = project.plan()
+    assert planned["vocab"]["action"] == "depends"
+    assert planned["vocab"]["reasons"] == ["depends on answers"]
+    project.write(project.manifest.read_text("utf-8").replace("rows: answers", "rows: head"))
+    answer = project.cli("validate", str(project.manifest))
+    assert answer.code == 2
+    assert "must name a stage of kind prepare or regenerate; 'head' is of kind head" in answer.err
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://host", "http://me:secret@host", "http://"]
+)
+def test_a_servers_address_is_one_and_holds_no_secret(url: str) -> None:
+    with pytest.raises(ValidationError):
+        identity(engine={"kind": "endpoint", "url": url})

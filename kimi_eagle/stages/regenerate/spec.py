@@ -46,7 +46,7 @@ class EndpointEngine(Model):
     url: Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/[^\s@]*)?$"), OUTSIDE_KEY]
     """Its address, such as `http://127.0.0.1:8000`. A token, where it wants one, is taken from the
     environment variable KIMI_EAGLE_ENDPOINT_TOKEN."""
-    model: Annotated[str, Field(min_length=1), OUTSIDE_KEY] | None = None
+    model: Annotated[str | None, Field(min_length=1), OUTSIDE_KEY] = None
     """The name it serves the verifier under; null where it serves one model alone."""
     concurrency: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 64
     """Prompts that are asked at the same time."""
