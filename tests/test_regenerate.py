@@ -562,7 +562,6 @@ def identity(**fields: Any) -> dict[str, Any]:
         {"thinking": "never"},
         {"on_length": "drop"},
         {"max_length": 99},
-        {"engine": {"kind": "endpoint", "url": "http://127.0.0.1:8000"}},
     ],
 )
 def test_what_decides_the_answers_is_part_of_the_key(fields: dict[str, Any]) -> None:
@@ -573,11 +572,8 @@ def test_where_and_how_many_at_once_is_not() -> None:
     placed = {"chunk": 7, "shards": 2, "save_every": 1}
     assert identity(**placed) == identity()
     assert identity(engine={"kind": "vllm", "tensor_parallel": 8}) == identity()
-    ends = [
-        {"kind": "endpoint", "url": "http://127.0.0.1:8000"},
-        {"kind": "endpoint", "url": "https://host/v1", "model": "m", "concurrency": 1},
-    ]
-    assert identity(engine=ends[0]) == identity(engine=ends[1])
+    served = {"kind": "vllm", "endpoint": "https://host/v1", "model": "m", "concurrency": 1}
+    assert identity(engine=served) == identity()
 
 
 def test_a_manifest_takes_rows_from_either_kind(project: Project) -> None:
@@ -598,4 +594,4 @@ def test_a_manifest_takes_rows_from_either_kind(project: Project) -> None:
 )
 def test_a_servers_address_is_one_and_holds_no_secret(url: str) -> None:
     with pytest.raises(ValidationError):
-        identity(engine={"kind": "endpoint", "url": url})
+        identity(engine={"endpoint": url})

@@ -198,7 +198,7 @@ def test_other_rows_of_the_same_answers_ask_nobody(
 
 
 def test_a_run_that_is_killed_keeps_what_was_answered(server: str, tmp_path: Path) -> None:
-    engine = f"{{kind: endpoint, url: '{server}', concurrency: 1}}"
+    engine = f"{{kind: vllm, endpoint: '{server}', concurrency: 1}}"
     project = asked_project(tmp_path / "p", manifest(engine, chunk=2))
     first = project.start_submit()
     kept = wait_for(lambda: list(project.root.glob("answers/*/*.safetensors")), "answers", 120)
@@ -219,7 +219,7 @@ def test_a_server_and_an_engine_of_our_own_say_the_same(
     server: str, own: tuple[Project, Answer], tmp_path: Path
 ) -> None:
     """As far as batches of other shapes do in bf16."""
-    engine = f"{{kind: endpoint, url: '{server}'}}"
+    engine = f"{{kind: vllm, endpoint: '{server}'}}"
     project = asked_project(tmp_path / "p", manifest(engine))
     answer = project.submit()
     assert answer.code == 0, answer.err

@@ -73,7 +73,7 @@ def run(context: Context) -> dict[str, Any]:
     )
     started, asked = time.monotonic(), 0
     if missing:
-        ask = _ask_endpoint if params.engine.kind == "endpoint" else _ask_vllm
+        ask = _ask_endpoint if params.engine.endpoint is not None else _ask_vllm
         asked = ask(context, asking, missing, answers)
     seconds = time.monotonic() - started
     metrics = _save(context, items, _Replayed(asking, answers), rejects)
@@ -211,7 +211,7 @@ def _ask_endpoint(
 ) -> int:
     """Ask a server; returns how many answers it gave."""
     params = context.params
-    endpoint = Endpoint(params.engine.url, params.engine.model, params.engine.timeout)
+    endpoint = Endpoint(params.engine.endpoint, params.engine.model, params.engine.timeout)
     _require_the_verifier(endpoint, asking, missing)
     sampling = params.sampling.model_dump(mode="json")
     name = _set(context)

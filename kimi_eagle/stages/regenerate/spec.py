@@ -39,22 +39,21 @@ class Sampling(Model):
     """With the prompt it gives the seed of each answer."""
 
 
-class EndpointEngine(Model):
-    """A vLLM server that runs already, and serves this verifier."""
+class AnswerEngine(VllmEngine):
+    """vLLM, started for the stage or served already."""
 
-    kind: Literal["endpoint"]
-    url: Annotated[str, Field(pattern=r"^https?://[^\s/@]+(/[^\s@]*)?$"), OUTSIDE_KEY]
-    """Its address, such as `http://127.0.0.1:8000`. A token, where it wants one, is taken from the
-    environment variable KIMI_EAGLE_ENDPOINT_TOKEN."""
+    endpoint: Annotated[
+        str | None, Field(pattern=r"^https?://[^\s/@]+(/[^\s@]*)?$"), OUTSIDE_KEY
+    ] = None
+    """Address of a vLLM server of this verifier to ask, instead of starting one:
+    `http://127.0.0.1:8000`. A token, where it wants one, is taken from the environment variable
+    KIMI_EAGLE_ENDPOINT_TOKEN."""
     model: Annotated[str | None, Field(min_length=1), OUTSIDE_KEY] = None
-    """The name it serves the verifier under; null where it serves one model alone."""
+    """The name that server has for the verifier; null where it serves one model alone."""
     concurrency: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 64
-    """Prompts that are asked at the same time."""
+    """Prompts that the server is asked at the same time."""
     timeout: Annotated[float, Field(gt=0), OUTSIDE_KEY] = 600.0
-    """Seconds an answer may take."""
-
-
-AnswerEngine = Annotated[VllmEngine | EndpointEngine, Field(discriminator="kind")]
+    """Seconds that an answer of the server may take."""
 
 
 class RegenerateParams(StageParams):
@@ -78,7 +77,7 @@ class RegenerateParams(StageParams):
     """Decides which conversations validate."""
     on_bad_record: Literal["fail", "skip"] = "fail"
     """What a record that cannot be read does: end the stage, or be counted and left out."""
-    engine: AnswerEngine = VllmEngine()
+    engine: AnswerEngine = AnswerEngine()
     shards: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
     """vLLM engines at work at the same time, each on `tensor_parallel` GPUs of its own and on its
     share of the conversations."""
