@@ -36,6 +36,7 @@ from kimi_eagle.job import (
     StageFailed,
     read_result,
 )
+from kimi_eagle.kept_answers import take_answers
 from kimi_eagle.outcome import Reporter, StageOutcome
 from kimi_eagle.pins import Pinned, member_records
 from kimi_eagle.plan import StagePlan
@@ -273,7 +274,12 @@ class Attempts:
                 if event["event"] == "shard":
                     self._take_shard(folder / SHARDS / event["name"])
                 elif event["event"] == "answers":
-                    self._take_answers(folder / ANSWERS / event["name"], event["set"])
+                    take_answers(
+                        self._states.root,
+                        self._digests,
+                        folder / ANSWERS / event["name"],
+                        event["set"],
+                    )
                 else:
                     self._reporter.stage_event(stage, event)
             if code is not None:
@@ -300,17 +306,6 @@ class Attempts:
             created_at,
         )
         self._digests.remember(target, digest)
-
-    def _take_answers(self, staged: Path, name: str) -> None:
-        """Keep answers that a worker has: whoever asks the same is given them."""
-        digest, _ = self._digests.of(staged)
-        target = self._states.root / ANSWERS / name / f"{digest}{staged.suffix}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged.chmod(0o444)
-        with staged.open("rb") as file:
-            os.fsync(file.fileno())
-        staged.rename(target)
-        sync_folder(target.parent)
 
 
 def _used(folder: Path) -> dict[str, Any]:
