@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -595,3 +598,23 @@ def test_a_manifest_takes_rows_from_either_kind(project: Project) -> None:
 def test_a_servers_address_is_one_and_holds_no_secret(url: str) -> None:
     with pytest.raises(ValidationError):
         identity(engine={"endpoint": url})
+
+
+def test_a_server_of_another_kind_is_not_taken_for_one(
+    first_run: tuple[Project, Answer_], tmp_path: Path
+) -> None:
+    project, answer = first_run
+    (digest,) = answer.outputs["rows"].values()
+    serves = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serves) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        missing = project.cli("check-rows", digest, "--endpoint", address)
+        (tmp_path / "v1").mkdir()
+        (tmp_path / "v1" / "models").write_text("[]", "utf-8")
+        other = project.cli("check-rows", digest, "--endpoint", address)
+        server.shutdown()
+    assert (missing.code, other.code) == (2, 2)
+    assert f"{address}/v1/models: 404" in missing.err
+    assert "not what a vLLM server answers" in other.err
+    assert "Traceback" not in missing.err + other.err
