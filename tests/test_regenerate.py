@@ -618,3 +618,17 @@ def test_a_server_of_another_kind_is_not_taken_for_one(
     assert f"{address}/v1/models: 404" in missing.err
     assert "not what a vLLM server answers" in other.err
     assert "Traceback" not in missing.err + other.err
+
+
+def test_engines_at_once_share_no_prompt(renderer: Renderer) -> None:
+    dialogues = [
+        Dialogue(read_questions({"turns": [f"Spell {n % 7}.", f"{n}?"]}, "messages"), how)
+        for how in [asking(renderer)]
+        for n in range(28)
+    ]
+    shares = regenerate_run._dealt(dialogues, 3)
+    assert sum(map(len, shares)) == 28
+    assert 1 < len(shares) <= 3
+    prompts = [{dialogue.prompt() for dialogue in share} for share in shares]
+    assert sum(map(len, prompts)) == len(set().union(*prompts)) == 7
+    assert regenerate_run._dealt(dialogues, 1) == [dialogues]
