@@ -24,6 +24,7 @@ from kimi_eagle.books import Books
 from kimi_eagle.executors.local import LocalExecutor, LocalJob
 from kimi_eagle.harvest import StateStore, take_left, take_shard
 from kimi_eagle.job import (
+    ANSWERS,
     EVENTS,
     NO_SPACE,
     OUT,
@@ -34,6 +35,7 @@ from kimi_eagle.job import (
     StageFailed,
     read_result,
 )
+from kimi_eagle.kept_answers import take_answers
 from kimi_eagle.outcome import Reporter, StageOutcome
 from kimi_eagle.pins import Pinned, member_records
 from kimi_eagle.plan import StagePlan
@@ -274,6 +276,13 @@ class Attempts:
             for event in events.new():
                 if event["event"] == "shard":
                     take_shard(self._states, self._digests, folder / SHARDS / event["name"])
+                elif event["event"] == "answers":
+                    take_answers(
+                        self._states.root,
+                        self._digests,
+                        folder / ANSWERS / event["name"],
+                        event["set"],
+                    )
                 else:
                     self._reporter.stage_event(stage, event)
             if code is not None:

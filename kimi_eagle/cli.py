@@ -33,6 +33,7 @@ COMMANDS = (
     "reproduce",
     "record",
     "verify",
+    "check-rows",
     "gc",
     "pin",
     "unpin",
@@ -109,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_color(parser, default="auto")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in COMMANDS:
-        import_module(f"kimi_eagle.commands.{name}").add(commands)
+        import_module(f"kimi_eagle.commands.{name.replace('-', '_')}").add(commands)
     return parser
 
 

@@ -21,6 +21,7 @@ from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.eviction import STATES, Needs, alive, listed_rows, take_away
+from kimi_eagle.job import ANSWERS
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper, Pin, Shard
 from kimi_eagle.registry.store import Registry
@@ -221,6 +222,8 @@ class Collector:
             if shard.created_at < min(before, first_kept or before):
                 collected.shards.append(shard)
                 excess = excess - shard.bytes if excess is not None else None
+        if policy.older_than is not None or first_kept is not None:
+            collected.leftovers += _old_answers(self.root, min(before, first_kept or before))
         for record in candidates:
             if excess is not None and excess <= 0:
                 break
@@ -240,6 +243,18 @@ class Collector:
                     making.resources.get("gpu_seconds"),
                 )
             )
+
+
+def _old_answers(root: Path, before: str) -> list[Leftover]:
+    """Answers of the verifier that were kept before a time. Rows have theirs in them: these are
+    for those who ask the same again."""
+    found = []
+    for path in sorted((root / ANSWERS).glob("*/*")):
+        stat = path.stat()
+        kept_at = datetime.fromtimestamp(stat.st_mtime, UTC).isoformat(timespec="microseconds")
+        if kept_at.replace("+00:00", "Z") < before:
+            found.append(Leftover(path, stat.st_size, "answers kept for whoever asks again"))
+    return found
 
 
 def _moment(age: timedelta | None) -> str:

@@ -8,6 +8,7 @@ A difference is a flat JSON object; which fields it has says what it is about:
     {"file": "report.json", "field": "coverage", "expected": 0.98, "found": 0.97}
     {"file": "README.md", "expected": "5d9bfe…", "found": "ba9744…"}
     {"rows": 3, "of": 10, "compared": 3, "cosine_distance": 0.0004, "max_abs": 0.25}
+    {"answers": 2, "of": 400, "first": "source 0, record 17, turn 1"}
     {"loss": "train loss_0", "at": "step 12", "expected": 8.03, "found": 8.04}
 """
 
@@ -27,6 +28,7 @@ from kimi_eagle.identity import short
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.schema import FILE
 from kimi_eagle.run_record import LossRecord
+from kimi_eagle.stages.regenerate.spec import LIST as ANSWERS
 from kimi_eagle.states.layout import CONTRACT, ROWS, StateRow, read_rows
 
 Difference = dict[str, Any]
@@ -46,6 +48,11 @@ def text(difference: Difference) -> str:
         )
     if "rows" in difference:
         return _of_rows(difference)
+    if "answers" in difference:
+        return (
+            f"{difference['answers']} of {difference['of']} answers are others, from "
+            f"{difference['first']} on"
+        )
     if "loss" in difference:
         return (
             f"the losses part at {difference['at']}: {difference['loss']} "
@@ -138,6 +145,31 @@ def compare_states(
     }
     job = {"states": {**sides, "rows": list(pairs.values())}}
     return [{"rows": len(pairs), "of": len(before), **_program(job, scratch)["states"]}]
+
+
+def compare_answers(
+    expected: ArtifactRecord, found: ArtifactRecord, objects: Objects
+) -> list[Difference]:
+    """How many of the verifier's answers are other tokens; nothing where that cannot be told."""
+    if objects.trouble(expected) is not None:
+        return []
+    before, after = (_answers(objects.path(item.digest) / ANSWERS) for item in (expected, found))
+    places = before.keys() | after.keys()
+    others = [place for place in places if before.get(place) != after.get(place)]
+    if not others:
+        return []
+    source, record, turn = min(others)
+    first = f"source {source}, record {record}, turn {turn}"
+    return [{"answers": len(others), "of": len(before), "first": first}]
+
+
+def _answers(path: Path) -> dict[tuple[int, int, int], list[str]]:
+    """By place; where a source is several files, a record of each has the number."""
+    found: dict[tuple[int, int, int], list[str]] = {}
+    for item in map(json.loads, path.read_text("utf-8").splitlines()):
+        place = (item["source"], item["record"], item["turn"])
+        found.setdefault(place, []).append(item["answer"])
+    return found
 
 
 def within(differences: Sequence[Difference], bound: float) -> bool:

@@ -21,6 +21,7 @@ EVENTS = "events.ndjson"
 RESULT = "result.json"
 OUT = "out"
 SHARDS = "shards"
+ANSWERS = "answers"
 
 # A worker's exit code when the disk is full: then it may have no other way to say so.
 NO_SPACE = 28

@@ -91,7 +91,7 @@ def open_verifier(loaded: LoadedManifest) -> VerifierFolder:
                 raise loaded.error(("stages", name, "layers"), str(error)) from None
         if (
             stage.kind == "vocab"
-            and stage.size is not None
+            and isinstance(stage.size, int)
             and stage.size > folder.facts.vocab_size
         ):
             raise loaded.error(

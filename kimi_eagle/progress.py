@@ -46,6 +46,7 @@ _HEADLINES: dict[str, tuple[str, ...]] = {
     "prepare": ("rows", "tokens", "supervised_tokens", "rejected"),
     "import_rows": ("rows", "rows_val", "tokens", "supervised_tokens", "rejected"),
     "import_states": ("rows", "rows_imported", "agreement", "rows_refused"),
+    "regenerate": ("rows", "answers", "answers_generated", "supervised_tokens"),
     "extract": ("rows", "rows_extracted", "tokens_extracted", "agreement"),
     "vocab": ("size", "coverage"),
     "train": ("epoch", "val_loss", "full_acc_0", "steps"),

@@ -1,14 +1,17 @@
-"""Show what `verify`, `gc`, `pin` and `registry` found and did, as `render` shows the rest."""
+"""Show what `verify`, `check-rows`, `gc`, `pin` and `registry` found and did."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from kimi_eagle.collect import Collected
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Pin
 from kimi_eagle.registry.maintenance import Copied
 from kimi_eagle.render import emit_json, size, when
+from kimi_eagle.serving_check import ServingCheck
 from kimi_eagle.terminal import Hash, human_seconds, human_size, table
 from kimi_eagle.upkeep import Checked, Rebuilt
 from kimi_eagle.verify import Verification
@@ -41,6 +44,42 @@ def verified(found: Verification, *, as_json: bool) -> None:
         + ("; the next submit makes again what it needs of them" if damaged else ""),
         file=sys.stderr,
     )
+
+
+def served(found: ServingCheck, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(found.document())
+        return
+    result = found.found
+    table(
+        ("ROW", "RECORD", "POSITION", "OURS", "SERVER"),
+        [
+            (
+                str(item["row"]),
+                item["record"],
+                str(item.get("position", "-")),
+                _token(item.get("ours")) if "error" not in item else "-",
+                _token(item.get("server")) if "error" not in item else item["error"],
+            )
+            for item in result["mismatches"]
+        ],
+    )
+    for item in result["not_found"]:
+        print(
+            f"row {item['row']}: record {item['record']} of source {item['source']} does not "
+            "render as it here",
+            file=sys.stderr,
+        )
+    print(
+        f"{result['rows']} rows, {result['prompts']} prompts: {result['mismatched']} come out as "
+        f"other tokens at {found.endpoint} ({result['model']})"
+        + (f"; {result['not_found_count']} rows not compared" if result["not_found"] else ""),
+        file=sys.stderr,
+    )
+
+
+def _token(token: Mapping[str, Any] | None) -> str:
+    return "the end" if token is None else f"{token['id']} {token['token']!r}"
 
 
 def collected(found: Collected, *, as_json: bool) -> None:

@@ -447,6 +447,8 @@ class Reproducer:
                 )
             tensors = self._record.tensors.get(expected.digest, {})
             listed = comparison.compare_files(expected, found, runner.objects, tensors, scratch)
+            if stage.kind == "regenerate":
+                listed = comparison.compare_answers(expected, found, runner.objects) + listed
         except OSError as error:
             return [{"note": str(error)}]
         then = self._stages[stage.name].losses
@@ -517,7 +519,10 @@ def rebuilt(record: Record, sources: Path | None) -> LoadedManifest:
     if sources is not None:
         places = [data["verifier"]]
         for stage in data["stages"].values():
-            places += [*stage.get("sources", ()), *filter(None, [stage.get("prompts")])]
+            places += [
+                *stage.get("sources", ()),
+                *filter(None, [stage.get("prompts"), stage.get("map")]),
+            ]
         for place in places:
             path = Path(place["path"])
             if path.is_absolute() and not path.exists():

@@ -377,7 +377,8 @@ def interruptible() -> Iterator[None]:
 def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
     """Metrics of a reused stage: what is true of its outputs, with nothing claimed as work done."""
     metrics = dict(made.metrics)
-    for name in ("rows_extracted", "tokens_extracted", "rows_imported", "tokens_imported"):
+    counted = ("rows_extracted", "tokens_extracted", "rows_imported", "tokens_imported")
+    for name in (*counted, "answers_generated"):
         if name in metrics:
             metrics[name] = 0
     return metrics

@@ -36,6 +36,7 @@ COMMANDS = (
     "reproduce",
     "record",
     "verify",
+    "check-rows",
     "gc",
     "pin",
     "unpin",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -480,3 +482,19 @@ def test_sizes(text: str, number: int) -> None:
 def test_what_is_no_age_size_or_number_is_refused(read: Any, text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         read(text)
+
+
+def test_answers_of_the_verifier_go_when_they_are_old(store: Store) -> None:
+    folder = store.root / "answers" / ("a" * 64)
+    folder.mkdir(parents=True)
+    for name, days in (("old", 40), ("new", 1)):
+        path = folder / f"{name}.safetensors"
+        path.write_bytes(b"answers")
+        moment = time.time() - days * 86400
+        os.utime(path, (moment, moment))
+    store.cli("gc", "--yes")
+    assert len(list(folder.iterdir())) == 2
+    answer = store.cli("gc", "--older-than", "30d", "--yes", "--json")
+    (leftover,) = answer.json["leftovers"]
+    assert leftover["path"].endswith("old.safetensors")
+    assert [path.name for path in folder.iterdir()] == ["new.safetensors"]

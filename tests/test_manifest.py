@@ -115,8 +115,8 @@ def case(old: str, new: str, *expected: str) -> Any:
         case("seed: 42", "seed: 1:30:00", "must be a whole number (found '1:30:00')"),
         # References
         case("rows: rows, layers", "rows: row, layers", "7:33: stages.states.rows", "'rows'?"),
-        case("rows: rows, layers", "rows: head, layers", "of kind prepare; 'head' is of kind head"),
-        case("rows: rows, layers", "rows: nothing, layers", "stages of kind prepare: rows"),
+        case("rows: rows, layers", "rows: head, layers", "or regenerate; 'head' is of kind head"),
+        case("rows: rows, layers", "rows: nothing, layers", "kind prepare or regenerate: rows"),
         case("kind: prepare", "kind: prepair", "6:16: stages.rows.kind: must be", "'prepare'?"),
         case("kind: prepare", "knd: prepare", "stages.rows.kind: is required"),
         case("  draft:", "  Draft:", "9:3: stages.Draft: the key must match the pattern"),
@@ -255,8 +255,8 @@ def test_stages_cannot_wait_for_each_other() -> None:
     for kind in KINDS.values():
         for field in kind.params.model_fields.values():
             for mark in field.metadata:
-                if isinstance(mark, Reference):
-                    assert order.index(mark.kind) < order.index(kind.name)
+                for named in mark.kinds if isinstance(mark, Reference) else ():
+                    assert order.index(named) < order.index(kind.name)
 
 
 def test_overrides_go_through_the_same_validation(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 `t2d`: bool [verifier vocab], which tokens the draft knows. `d2t`: int64 [draft vocab], offsets:
 draft id i stands for verifier id i + d2t[i] (speculators' and vLLM's convention; other tools store
-absolute ids). A draft with the whole vocabulary has neither.
+absolute ids). The whole vocabulary is stored as t2d all true and d2t all 0, and used as no map.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BadVocab(ValueError):
 
 @dataclass(frozen=True)
 class VocabMap:
-    """A checked map; both tensors are None for the whole vocabulary."""
+    """A checked map; both tensors are None where a draft with the whole vocabulary is trained."""
 
     t2d: Any
     d2t: Any
@@ -76,7 +76,7 @@ def save_map(folder: Path, selected: list[int], verifier_size: int) -> None:
 
 
 def load_map(folder: Path) -> VocabMap:
-    """The map of a `vocab` artifact.
+    """The map of a `vocab` artifact; that of the whole vocabulary is none.
 
     Raises:
         BadVocab: see `check_map`.
@@ -90,4 +90,5 @@ def load_map(folder: Path) -> VocabMap:
     tensors = load_file(folder / FILE)
     if set(tensors) != {"t2d", "d2t"}:
         raise BadVocab(f"{FILE} must hold t2d and d2t, found {', '.join(sorted(tensors))}")
-    return check_map(tensors["t2d"], tensors["d2t"], whole, size)
+    found = check_map(tensors["t2d"], tensors["d2t"], whole, size)
+    return found if size != whole else VocabMap(None, None, whole, whole)

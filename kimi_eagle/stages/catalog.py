@@ -17,6 +17,7 @@ from kimi_eagle.stages.head.spec import Head, HeadParams
 from kimi_eagle.stages.import_rows.spec import ImportRows, ImportRowsParams
 from kimi_eagle.stages.import_states.spec import ImportStates, ImportStatesParams
 from kimi_eagle.stages.prepare.spec import Prepare, PrepareParams
+from kimi_eagle.stages.regenerate.spec import Regenerate, RegenerateParams
 from kimi_eagle.stages.train.spec import Train, TrainParams
 from kimi_eagle.stages.vocab.spec import Vocab, VocabParams
 
@@ -25,6 +26,7 @@ KINDS: dict[str, type[StageKind]] = {
     for kind in (
         Head,
         Prepare,
+        Regenerate,
         ImportRows,
         Extract,
         ImportStates,
@@ -38,6 +40,7 @@ KINDS: dict[str, type[StageKind]] = {
 AnyStage = Annotated[
     HeadParams
     | PrepareParams
+    | RegenerateParams
     | ImportRowsParams
     | ExtractParams
     | ImportStatesParams

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.job import OUT, SHARDS, EventWriter, Given, Job, StageFailed
+from kimi_eagle.job import ANSWERS, OUT, SHARDS, EventWriter, Given, Job, StageFailed
 from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
 
 
@@ -53,6 +53,13 @@ class Context:
     def shards(self) -> Path:
         """Where new shards of hidden states are staged, until the coordinator takes them."""
         folder = Path(self.job.folder) / SHARDS
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def answers(self) -> Path:
+        """Where new answers of the verifier are staged, until the coordinator takes them."""
+        folder = Path(self.job.folder) / ANSWERS
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -22,7 +22,7 @@ from kimi_eagle.verifiers.facts import VerifierFacts
 
 class ExtractParams(StageParams):
     kind: Literal["extract"]
-    rows: Annotated[str, Reference("prepare", "import_rows")]
+    rows: Annotated[str, Reference("prepare", "regenerate", "import_rows")]
     layers: (
         Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | Literal["default"]
     ) = "default"

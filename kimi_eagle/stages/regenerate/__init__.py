@@ -1,0 +1,1 @@
+"""`regenerate`: prompts → the verifier's own answers, as rows."""
