@@ -4,17 +4,16 @@ outside, each of which must be what it was."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.manifest.check import validate
 from kimi_eagle.manifest.document import Document, Location
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.manifest.problem import ManifestError
-from kimi_eagle.pins import Pins, pin
+from kimi_eagle.pins import Pins
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.run_record import CannotReproduce, Record
 from kimi_eagle.stages.catalog import KINDS
@@ -86,13 +85,13 @@ def code_is_the_same(record: Record) -> None:
             )
 
 
-def pinned(record: Record, loaded: LoadedManifest, digests: Digests) -> Pins:
-    """The inputs from outside, which are those of the record.
+def pinned(record: Record, loaded: LoadedManifest, pin: Callable[[LoadedManifest], Pins]) -> Pins:
+    """The inputs from outside, which `pin` finds, and which are those of the record.
 
     Raises: InputsDiffer.
     """
     try:
-        pins = pin(loaded, digests)
+        pins = pin(loaded)
     except ManifestError as error:
         raise InputsDiffer(_missing(record, error), str(error)) from None
     wrong = []
