@@ -43,8 +43,9 @@ class LoadedManifest:
 
     @property
     def digest(self) -> str:
-        """Equal for manifests that say the same, whatever their spelling."""
-        return digest_document("manifest/1", self.resolved)
+        """Equal for manifests that make the same, whatever their spelling and where they log."""
+        said = {key: value for key, value in self.resolved.items() if key != "logging"}
+        return digest_document("manifest/1", said)
 
     @property
     def folder(self) -> Path:

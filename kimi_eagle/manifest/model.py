@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from kimi_eagle.manifest.described import describe, subclasses
+from kimi_eagle.manifest.log_options import LogOptions
 from kimi_eagle.manifest.matrix_schema import add_matrix
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
 from kimi_eagle.stages.catalog import KINDS, AnyStage
@@ -37,6 +38,7 @@ class Manifest(Model):
     verifier: VerifierSource
     stages: Annotated[dict[StageName, AnyStage], Field(min_length=1)]
     """The stages by name; each names the stages it takes from."""
+    logging: LogOptions = LogOptions()
 
     @model_validator(mode="after")
     def _references_hold(self) -> Manifest:
