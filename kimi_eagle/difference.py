@@ -24,6 +24,7 @@ from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.search import RUN, Search
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.run_record import CannotReproduce, StageRecord, collect, stage_record, stages_of
+from kimi_eagle.weights import Weights
 
 STAGES, PARAMETERS, INPUTS, CODE, ENVIRONMENT, BYTES, METRICS = (
     "stages",
@@ -116,6 +117,7 @@ class Comparison:
     b: Side
     leaves: tuple[Leaf, ...]
     verdict: Verdict
+    weights: Weights | None = None
 
     @property
     def different(self) -> list[Leaf]:
@@ -137,6 +139,7 @@ class Comparison:
                 for leaf in shown
             ],
             "equal": len(self.leaves) - len(self.different),
+            **({"weights": self.weights.shown(whole=whole)} if self.weights else {}),
         }
 
 
