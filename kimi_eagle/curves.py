@@ -38,8 +38,8 @@ class Curves:
         step = event.get("step")
         if isinstance(step, int):
             self.step = step
-        elif split == "val" and not self.step:
-            self.step = int(event.get("epoch", 0)) + 1  # no training step was reported
+        elif split == "val" and not self.step and isinstance(event.get("epoch"), int):
+            self.step = event["epoch"] + 1  # no training step was reported
         values: dict[str, float] = {}
         reported = event.get("values")
         for name, value in _numbers(reported if isinstance(reported, Mapping) else {}):

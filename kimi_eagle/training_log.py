@@ -35,7 +35,7 @@ class TrackerFailed(Exception):
 
 
 class Sink(Protocol):
-    """Where the points of one stage go. All methods raise: OSError, TrackerFailed."""
+    """Where the points of one stage go. All methods raise: OSError, ValueError, TrackerFailed."""
 
     def add(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -220,7 +220,7 @@ class TrainingLog:
         for name, sink in list((self._sinks or {}).items()):
             try:
                 getattr(sink, method)(*arguments, **named)
-            except (OSError, TrackerFailed) as error:
+            except (OSError, ValueError, TrackerFailed) as error:
                 assert self._sinks is not None, "one of them is at hand"
                 del self._sinks[name]
                 self._give_up(name, str(error))

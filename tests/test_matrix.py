@@ -88,6 +88,10 @@ def test_a_variant_has_the_key_of_the_stage_written_by_hand(made: Project) -> No
     assert {size: found[f"vocab--size-{size}"]["key"] for size in (64, 256)} == by_hand
     assert found["vocab--size-256"]["action"] == "reuse"
     assert found["vocab--size-64"]["action"] == "run"
+    # against the stage that it is a variant of
+    assert found["vocab--size-64"]["reasons"] == ["size 256 → 64"]
+    (why,) = made.cli("why", str(made.manifest), "vocab--size-64", "--json").json["stages"]
+    assert why["reasons"] == ["size 256 → 64"]
 
 
 def test_the_variants_run_and_are_found_by_name(made: Project) -> None:
@@ -272,3 +276,49 @@ def test_two_values_have_two_names(one: Any, other: Any) -> None:
 )
 def test_values_read_as_they_are_written(value: Any, name: str) -> None:
     assert written(value) == name
+
+
+TRAINED = (
+    LIGHT
+    + """\
+  states: {kind: extract, rows: rows, engine: {kind: transformers}}
+  draft:
+    kind: train
+    head: head
+    states: states
+    vocab: vocab
+    epochs: 2
+    ttt_steps: 2
+    batch_tokens: 512
+    matrix: {lr: [1e-5, 2e-3]}
+"""
+)
+
+
+@pytest.mark.slow
+def test_variants_are_trained_ranked_plotted_and_compared(project: Project) -> None:
+    project.write(TRAINED)
+    answer = project.submit()
+    assert answer.code == 0, answer.err
+    run = answer.json["run_id"]
+    good, bad = "draft--lr-2e-3", "draft--lr-1e-5"
+    assert {answer.dispositions[name] for name in (good, bad)} == {"executed"}
+    for name in (good, bad):
+        (events,) = (project.root / run / "tensorboard" / name).iterdir()
+        assert "tfevents" in events.name
+    ranking = project.cli("rank", run, "--json").json
+    assert [trial["stage"] for trial in ranking["trials"]] == [good, bad]
+    assert ranking["varied"] == ["lr"]
+    plotted = project.cli("show", run, "--plot", "--json").json["trainings"]
+    assert {training["stage"] for training in plotted} == {good, bad}
+    for training in plotted:
+        curves = training["curves"]
+        assert {"train/loss", "val/loss", "train/full_acc_1", "val/full_acc_1"} <= curves.keys()
+        assert [step for step, _ in curves["val/loss"]][-1] == curves["train/loss"][-1][0]
+    checkpoints = [answer.outputs[name]["checkpoint"] for name in (good, bad)]
+    weights = project.cli("diff", *checkpoints, "--json").json["weights"]
+    assert all(item["relative"] > 0 for item in weights if item["difference"])
+    assert any(item["difference"] for item in weights)
+    by_hand = TRAINED.replace("matrix: {lr: [1e-5, 2e-3]}", "lr: 2e-3")
+    project.write(by_hand)
+    assert project.plan()["draft"]["action"] == "reuse"
