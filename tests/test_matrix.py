@@ -175,6 +175,8 @@ def case(tail: str, *expected: str) -> Any:
         case("matrix: {draft.layers: [1, ^0]}", 'matrix."draft.layers".1: must be at least 1'),
         case("matrix: {^draft.layrs: [1]}", 'matrix."draft.layrs": unknown key'),
         case("matrix: {noise: [null, {kind: ^wave}]}", "matrix.noise.1.kind: must be one of"),
+        case("matrix: {noise: [null, ^[]], seed: [0, 1]}", "matrix.noise.1: must be a mapping"),
+        case("matrix: {^a.b: [1, 2]}", 'matrix."a.b": unknown key'),
         case("matrix: ^{}", "matrix: must not be empty"),
         case("matrix: ^7", "matrix: must be a mapping"),
         case("matrix: {^kind: [train]}", "matrix.kind: cannot vary"),

@@ -125,7 +125,7 @@ def _with_references(expansion: Expansion, problems: Sequence[Problem]) -> list[
         if BETWEEN not in str(expansion.source.value(wrong.path))
     }
     told = [as_written.get(problem.path, problem) for problem in expansion.told(found)]
-    return list(dict.fromkeys(told))
+    return list({(problem.path, problem.message): problem for problem in told}.values())
 
 
 def _without_echoes(

@@ -62,10 +62,15 @@ class Expansion:
         if variant is None:
             return path
         rest = path[2:]
-        for axis, index in variant.choices.items():
-            if axis.stage == variant.stage and rest[: len(axis.parts)] == axis.parts:
+        own = {axis: i for axis, i in variant.choices.items() if axis.stage == variant.stage}
+        for axis, index in own.items():
+            if rest[: len(axis.parts)] == axis.parts:
                 return (*axis.path, index, *rest[len(axis.parts) :])
-        return ("stages", variant.stage, *rest)
+        written: Path = ("stages", variant.stage, *rest)
+        if rest and self.source.value(written) is UNSET:
+            # It may be a mapping that is there for what varies in it.
+            return next((a.path for a in own if a.parts[: len(rest)] == rest), written)
+        return written
 
     def told(self, problems: Sequence[Problem]) -> list[Problem]:
         """Problems of the expanded document as those of the written one, each of them once."""
@@ -74,7 +79,7 @@ class Expansion:
         found: dict[Path, dict[str, Problem]] = {}
         for problem in problems:
             path = self.origin(problem.path)
-            if problem.message == "unknown key" and path[2:3] == (MATRIX,):
+            if problem.message == "unknown key" and isinstance(path[-1], int):
                 path = path[:-1]  # the key is wrong, whatever its values
             found.setdefault(path, {}).setdefault(problem.message, replace(problem, path=path))
         return [problem for messages in found.values() for problem in messages.values()]
