@@ -80,7 +80,7 @@ def plot(
         low, high: the range of y; None: that of the curves.
         names: of the line and of the marks.
 
-    Returns: lines without colour, none of them wider than `width` unless that is below 20.
+    Returns: lines without colour, none of them wider than `width` unless that is below 21.
     """
     both = [*line, *marks]
     if not both:

@@ -68,7 +68,7 @@ POINTS = st.lists(
 
 
 @settings(max_examples=30, deadline=None)
-@given(POINTS, POINTS, st.integers(20, 120), st.sampled_from([BRAILLE, ASCII]))
+@given(POINTS, POINTS, st.integers(21, 120), st.sampled_from([BRAILLE, ASCII]))
 def test_no_line_is_wider_than_what_shows_it(
     line: list[tuple[float, float]], marks: list[tuple[float, float]], width: int, style: Style
 ) -> None:
