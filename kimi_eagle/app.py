@@ -157,12 +157,16 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
 
 def submit(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -> RunOutcome:
     """Raises: ManifestError, RegistryError: nothing was started."""
+    from kimi_eagle.training_log import TrainingLog
+
     loaded = load(path, overrides)
     open_verifier(loaded)
-    runner = Runner(root, reporter)
+    log = TrainingLog(reporter, loaded.manifest)
+    runner = Runner(root, log)
     try:
         return runner.submit(loaded)
     finally:
+        log.close()
         runner.close()
 
 

@@ -24,6 +24,7 @@ COMMANDS = (
     "submit",
     "runs",
     "show",
+    "rank",
     "logs",
     "attach",
     "cancel",

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kimi_eagle.artifacts.files import inside, write_json
@@ -172,6 +173,22 @@ def _answers(path: Path) -> dict[tuple[int, int, int], list[str]]:
     return found
 
 
+def weight_norms(a: Path, b: Path) -> list[dict[str, Any]]:
+    """The tensors of two folders of weights with their norms and that of their difference.
+
+    Returns: as `draft.norms.TensorNorms` has it: name, a, b, difference, relative, note.
+
+    Raises:
+        OSError: they could not be compared; the message says why.
+    """
+    for folder in (a, b):
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{short(folder.name)} is not in the store any more")
+    with TemporaryDirectory(prefix="kimi-eagle-") as scratch:
+        job = {"a": str(a), "b": str(b)}
+        return list(_program(job, Path(scratch), "kimi_eagle.draft.norms")["norms"])
+
+
 def within(differences: Sequence[Difference], bound: float) -> bool:
     """Whether rows of hidden states differ by no more than `bound`, all of them compared."""
     return bool(differences) and all(
@@ -244,8 +261,10 @@ def _leaves(where: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
         yield where, a, b
 
 
-def _program(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
-    """Run the program that compares tensors, which needs torch, in a process of its own.
+def _program(
+    job: Mapping[str, Any], scratch: Path, program: str = "kimi_eagle.draft.compare"
+) -> dict[str, Any]:
+    """Run a program that compares tensors, with what it needs to load, in a process of its own.
 
     Raises:
         OSError: it could not be run; the message ends with what it said.
@@ -254,7 +273,7 @@ def _program(job: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     given, result = scratch / "compare.json", scratch / "compared.json"
     write_json(given, dict(job))
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "kimi_eagle.draft.compare", str(given), str(result)]
+    command = [sys.executable, "-m", program, str(given), str(result)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not result.exists():
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

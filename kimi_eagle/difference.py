@@ -24,6 +24,7 @@ from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.search import RUN, Search
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.run_record import CannotReproduce, StageRecord, collect, stage_record, stages_of
+from kimi_eagle.weights import Weights
 
 STAGES, PARAMETERS, INPUTS, CODE, ENVIRONMENT, BYTES, METRICS = (
     "stages",
@@ -35,6 +36,9 @@ STAGES, PARAMETERS, INPUTS, CODE, ENVIRONMENT, BYTES, METRICS = (
     "metrics",
 )
 SECTIONS = (STAGES, PARAMETERS, INPUTS, CODE, ENVIRONMENT, BYTES, METRICS)
+
+# Settings of the loss itself: with others the same figure means something else.
+LOSS_SETTINGS = ("loss", "ttt_steps", "ttt_step_loss_decay")
 
 # Measures of the machine and the moment, not of what was made.
 _MOMENTARY = (
@@ -113,6 +117,7 @@ class Comparison:
     b: Side
     leaves: tuple[Leaf, ...]
     verdict: Verdict
+    weights: Weights | None = None
 
     @property
     def different(self) -> list[Leaf]:
@@ -134,6 +139,7 @@ class Comparison:
                 for leaf in shown
             ],
             "equal": len(self.leaves) - len(self.different),
+            **({"weights": self.weights.shown(whole=whole)} if self.weights else {}),
         }
 
 
@@ -187,7 +193,7 @@ def compare(a: Side, b: Side) -> Comparison:
             )
             continue
         name = one.name if one.name == other.name else f"{one.name}/{other.name}"
-        leaves += _both(PARAMETERS, name, _flat(one.parameters), _flat(other.parameters))
+        leaves += _both(PARAMETERS, name, flat(one.parameters), flat(other.parameters))
         leaves.append(Leaf(CODE, f"{name}: {one.kind}", one.code_version, other.code_version))
         if one.key is not None and one.key == other.key and one.output and other.output:
             leaves.append(Leaf(BYTES, f"{name}: of the same key", one.output, other.output))
@@ -303,14 +309,15 @@ def _both(
         yield Leaf(section, f"{stage}.{name}", one.get(name), other.get(name))
 
 
-def _flat(value: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def flat(value: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings, by their dotted names."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         path = f"{where}.{name}" if where else name
         if isinstance(item, Mapping) and item:
-            found |= _flat(item, path)
+            found |= flat(item, path)
         elif isinstance(item, list) and item and all(isinstance(x, Mapping) for x in item):
-            found |= _flat({str(index): x for index, x in enumerate(item)}, path)
+            found |= flat({str(index): x for index, x in enumerate(item)}, path)
         else:
             found[path] = item
     return found
@@ -319,7 +326,7 @@ def _flat(value: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 def _measured(stage: SideStage) -> dict[str, Any]:
     return {
         name: value
-        for name, value in _flat(stage.metrics).items()
+        for name, value in flat(stage.metrics).items()
         if not name.startswith(_MOMENTARY)
     }
 
@@ -380,7 +387,7 @@ def _evaluations(one: SideStage, other: SideStage) -> list[str]:
     reasons = []
     if one.sources.get("prompts") != other.sources.get("prompts"):
         reasons.append("they were evaluated on different prompts")
-    then, now = _flat(one.parameters), _flat(other.parameters)
+    then, now = flat(one.parameters), flat(other.parameters)
     reasons += [
         f"they were evaluated with {name} {then.get(name)} and {now.get(name)}"
         for name in dict.fromkeys([*then, *now])
@@ -393,13 +400,13 @@ def _evaluations(one: SideStage, other: SideStage) -> list[str]:
 
 
 def _losses(a: Side, b: Side) -> list[str]:
-    """Settings of the loss itself: with others the same figure means something else."""
+    """Settings of the loss itself that differ."""
     one, other = a.of_kind("train")[-1:], b.of_kind("train")[-1:]
     if not one or not other:
         return []
     return [
         f"they were trained with {name} {one[0].parameters.get(name)} and "
         f"{other[0].parameters.get(name)}"
-        for name in ("loss", "ttt_steps", "ttt_step_loss_decay")
+        for name in LOSS_SETTINGS
         if one[0].parameters.get(name) != other[0].parameters.get(name)
     ]

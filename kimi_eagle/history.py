@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.objects import Objects
+from kimi_eagle.manifest.names import BETWEEN
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
 from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger
@@ -27,7 +28,11 @@ class History:
         return self._registry.made_by_key(key)
 
     def latest_of(self, kind: str, stage: str) -> ExecutionRecord | None:
-        return self._registry.latest_of(kind, stage)
+        """What was last made as this stage, or else as the stage that it is a variant of."""
+        found = self._registry.latest_of(kind, stage)
+        if found is None and BETWEEN in stage:
+            found = self._registry.latest_of(kind, stage.partition(BETWEEN)[0])
+        return found
 
     def trouble(self, execution: ExecutionRecord) -> str | None:
         for digest in execution.outputs.values():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from kimi_eagle.comparison import weight_norms
 from kimi_eagle.difference import (
     Comparison,
     Side,
@@ -20,7 +22,10 @@ from kimi_eagle.pins import open_verifier, pin
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.runner import Runner
 from kimi_eagle.stages.catalog import KINDS
+from kimi_eagle.weights import Weights
 
+# Kinds of artifacts that hold a model's weights.
+_WEIGHTS = ("checkpoint", "head", "release")
 _MANIFESTS = (".yaml", ".yml")
 
 
@@ -41,7 +46,24 @@ def compared(root: Path, a: str, b: str, reporter: Reporter) -> Comparison:
     finally:
         if registry is not None:
             registry.close()
-    return compare(*sides)
+    found = compare(*sides)
+    outputs = [_weights_of(side) for side in sides]
+    if None in outputs or outputs[0] == outputs[1]:
+        return found
+    folders = [root / "objects" / digest[:2] / digest for digest in outputs if digest]
+    try:
+        return replace(found, weights=Weights(tuple(weight_norms(*folders))))
+    except OSError as error:
+        reporter.note(f"no norms of weights: {error}")
+        return found
+
+
+def _weights_of(side: Side) -> str | None:
+    """The artifact with weights that a side is of: itself, or the one checkpoint it comes by."""
+    if side.kind in _WEIGHTS:
+        return side.name
+    trained = side.of_kind("train")
+    return trained[0].output if len(trained) == 1 else None
 
 
 def manifest_side(

@@ -79,9 +79,9 @@ def _of(
         same = "kind, code version, parameters and inputs are those of that run"
         return _reasons(stage, stage.made, [*stage.reasons, same])
     if stage.action != DEPENDS:
-        against = stage.made or runner.registry.latest_of(stage.kind, stage.name)
+        against = stage.made or runner.history.latest_of(stage.kind, stage.name)
         return _reasons(stage, against, stage.reasons)
-    before = runner.registry.latest_of(stage.kind, stage.name)
+    before = runner.history.latest_of(stage.kind, stage.name)
     found = []
     if before is None or before.document is None:
         found.append("never made before")

@@ -27,6 +27,7 @@ COMMANDS = (
     "submit",
     "runs",
     "show",
+    "rank",
     "logs",
     "attach",
     "cancel",

@@ -12,6 +12,7 @@ import yaml
 from conftest import DEMO
 
 from kimi_eagle.app import validate
+from kimi_eagle.manifest.document import parse
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.manifest.model import json_schema, resolved
 from kimi_eagle.manifest.problem import ManifestError
@@ -325,6 +326,7 @@ def test_every_manifest_of_the_project_is_valid(
     manifest: Path, schema: jsonschema.protocols.Validator
 ) -> None:
     validate(manifest, ())
+    schema.validate(parse(manifest.read_bytes(), str(manifest)).data)
     schema.validate(resolved(load(manifest).manifest))
 
 

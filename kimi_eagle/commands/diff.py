@@ -27,6 +27,7 @@ def add(commands: Subparsers) -> None:
 def run(options: argparse.Namespace) -> int:
     from kimi_eagle import render, terminal
     from kimi_eagle.sides import compared
+    from kimi_eagle.weights import HEADER
 
     with render.reporter() as reporter:
         found = compared(options.root, options.a, options.b, reporter)
@@ -36,12 +37,14 @@ def run(options: argparse.Namespace) -> int:
             return DONE
         shown = list(found.leaves) if options.all else found.different
         if options.md:
-            _markdown(found, shown)
+            _markdown(found, shown, whole=options.all)
         else:
             terminal.table(
                 ("SECTION", "NAME", "A", "B"),
                 [(leaf.section, leaf.name, _cell(leaf.a), _cell(leaf.b)) for leaf in shown],
             )
+            if found.weights is not None:
+                terminal.table(HEADER, found.weights.rows(whole=options.all))
             print(found.verdict.text())
             for warning in found.verdict.warnings:
                 print(f"warning: {warning}")
@@ -51,17 +54,26 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _markdown(found: Comparison, shown: list[Leaf]) -> None:
+def _markdown(found: Comparison, shown: list[Leaf], *, whole: bool) -> None:
     from kimi_eagle.identity import short
+    from kimi_eagle.weights import HEADER
 
     names = [short(side.name) if len(side.name) == 64 else side.name for side in (found.a, found.b)]
     print(f"|  |  | {_escaped(names[0])} | {_escaped(names[1])} |\n|---|---|---|---|")
     for leaf in shown:
         cells = (leaf.section, leaf.name, _brief(leaf.a), _brief(leaf.b))
-        print(f"| {' | '.join(_escaped(cell) for cell in cells)} |")
+        print(_row(cells))
+    if found.weights is not None:
+        print()
+        for row in (HEADER, ("---",) * len(HEADER), *found.weights.rows(whole=whole)):
+            print(_row(row))
     print(f"\n{found.verdict.text()}")
     for warning in found.verdict.warnings:
         print(f"\nwarning: {warning}")
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
 
 
 def _escaped(text: str) -> str:

@@ -20,7 +20,7 @@ from kimi_eagle.commands.parsing import (
 )
 
 if TYPE_CHECKING:
-    from kimi_eagle.reproduce import Reproduction
+    from kimi_eagle.reproduction import Reproduction
     from kimi_eagle.run_record import Record
 
 _CODES = {
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     from kimi_eagle import render, terminal
     from kimi_eagle.manifest.problem import ManifestError
     from kimi_eagle.registry.schema import RegistryError
-    from kimi_eagle.reproduce import find, reproduce
+    from kimi_eagle.reproducer import find, reproduce
 
     try:
         record = find(options.root, options.hash, options.record)

@@ -36,6 +36,9 @@ def add(commands: Subparsers) -> None:
         metavar="FOLDER",
         help="decode with this tokenizer.json instead of the one that the rows were made with",
     )
+    parser.add_argument(
+        "--plot", action="store_true", help="the curves of a run's trainings, or of a checkpoint's"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,6 +53,12 @@ def run(options: argparse.Namespace) -> int:
         return DONE
     if options.tokenizer is not None:
         raise LookupError("--tokenizer decodes rows: say which by --row N or --sample COUNT")
+    if options.plot:
+        from kimi_eagle.render_curves import plotted
+
+        with render.while_read(sys.stdout):
+            plotted(options.root, options.hash, as_json=options.json)
+        return DONE
     found = app.show(options.root, options.hash)
     with render.while_read(sys.stdout):
         render.shown(found, options.root, as_json=options.json)

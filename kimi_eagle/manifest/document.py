@@ -83,25 +83,27 @@ class Document:
 
         Both are None where the value comes from an override, which `source` then tells.
         """
-        return self._value_location(path)[:2]
+        return self.value_location(path)[:2]
 
     def locate_key(self, path: Path) -> tuple[int | None, int | None]:
         """Return the line and column of the key at `path`, as `locate` does.
 
         A list item is located by its value. Where there is neither, the nearest ancestor is.
         """
-        return self._key_location(path)[:2]
+        return self.key_location(path)[:2]
 
     def source(self, path: Path) -> str | None:
         """Return the override that the value at `path` comes from, or None if the file."""
-        return self._value_location(path).source
+        return self.value_location(path).source
 
-    def _value_location(self, path: Path) -> Location:
+    def value_location(self, path: Path) -> Location:
+        """Where the value at `path`, or else its nearest ancestor, was written."""
         while path not in self.values:
             path = path[:-1]
         return self.values[path]
 
-    def _key_location(self, path: Path) -> Location:
+    def key_location(self, path: Path) -> Location:
+        """Where the key at `path` was written; see `locate_key`."""
         while path not in self.keys and path not in self.values:
             path = path[:-1]
         return self.keys.get(path) or self.values[path]
@@ -126,7 +128,7 @@ class Document:
         A path that the document lacks is placed at the key of its nearest ancestor.
         """
         found = self.value(path)
-        locate = self._key_location if at_key or found is UNSET else self._value_location
+        locate = self.key_location if at_key or found is UNSET else self.value_location
         line, column, source = locate(path)
         return Problem(path, message, line, column, found, hint, source)
 

@@ -9,10 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from kimi_eagle.manifest.described import describe, subclasses
+from kimi_eagle.manifest.log_options import LogOptions
+from kimi_eagle.manifest.matrix_schema import add_matrix
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
 from kimi_eagle.sizes import parse_size
 from kimi_eagle.stages.catalog import KINDS, AnyStage
 from kimi_eagle.stages.contract import EXTERNAL_PATH, Model, Reference, references
+
+_LISTED = 8
 
 StageName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
 
@@ -55,6 +59,7 @@ class Manifest(Model):
     stages: Annotated[dict[StageName, AnyStage], Field(min_length=1)]
     """The stages by name; each names the stages it takes from."""
     store: Store = Store()
+    logging: LogOptions = LogOptions()
 
     @model_validator(mode="after")
     def _references_hold(self) -> Manifest:
@@ -137,8 +142,8 @@ def _wrong_measure(
     if stage.kind != "export" or not checkpoint or measured is None or measured.kind != "evaluate":
         return []
     other = measured.targets.get("checkpoint")
-    if other in (checkpoint, None):
-        return []
+    if other in (checkpoint, None) or checkpoint not in stages:
+        return []  # what is not there is told of already
     message = f"'{evaluation}' evaluates '{other}', not '{checkpoint}'"
     hint = "release a checkpoint on an evaluation of its own"
     return [FieldProblem(("stages", name, "evaluation"), message, hint)]
@@ -175,7 +180,10 @@ def _reference_fields(kind: str | None) -> dict[str, Reference]:
 
 def _named(names: list[str], kinds: tuple[str, ...]) -> str:
     kind = " or ".join(kinds)
-    return f"stages of kind {kind}: {', '.join(names)}" if names else f"add a stage of kind {kind}"
+    if not names:
+        return f"add a stage of kind {kind}"
+    listed, more = ", ".join(names[:_LISTED]), len(names) - _LISTED
+    return f"stages of kind {kind}: {listed}" + (f" and {more} more" if more > 0 else "")
 
 
 def resolved(manifest: Manifest) -> dict[str, Any]:
@@ -188,7 +196,10 @@ def json_schema() -> dict[str, Any]:
     schema = Manifest.model_json_schema()
     describe(schema, *subclasses(Model))
     # Pydantic leaves names that do not match the pattern free to be anything.
-    schema["properties"]["stages"]["additionalProperties"] = False
+    stages = schema["properties"]["stages"]
+    stages["additionalProperties"] = False
+    (stage,) = stages["patternProperties"].values()
+    add_matrix(schema, stage)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kimi-eagle manifest",

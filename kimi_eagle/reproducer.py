@@ -17,9 +17,7 @@ import json
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kimi_eagle import comparison
 from kimi_eagle.artifacts.files import sync_folder, write_json
@@ -27,22 +25,29 @@ from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
 from kimi_eagle.comparison import Difference
-from kimi_eagle.environments import changes, dirty
 from kimi_eagle.forecast import makes_states
 from kimi_eagle.harvest import StateStore
 from kimi_eagle.identity import short, stage_key
-from kimi_eagle.manifest.check import validate
-from kimi_eagle.manifest.document import Document, Location
 from kimi_eagle.manifest.load import LoadedManifest
-from kimi_eagle.manifest.model import Manifest
-from kimi_eagle.manifest.problem import ManifestError
 from kimi_eagle.outcome import Reporter
 from kimi_eagle.pins import Pins, pin
 from kimi_eagle.plan import RUN, StagePlan, differences
 from kimi_eagle.provenance import environment
+from kimi_eagle.recorded_inputs import code_is_the_same, pinned, rebuilt
 from kimi_eagle.records import ArtifactRecord, ShardRecord
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.store import Registry
+from kimi_eagle.reproduction import (
+    CANNOT,
+    DIFFERS,
+    IDENTICAL,
+    INTERRUPTED,
+    RANK,
+    REUSED,
+    WITHIN_TOLERANCE,
+    Reproduction,
+    StageResult,
+)
 from kimi_eagle.run_record import (
     CannotReproduce,
     Record,
@@ -54,82 +59,6 @@ from kimi_eagle.run_record import (
 from kimi_eagle.runner import Interrupted, Runner, interruptible
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
-
-REUSED = "reused"
-IDENTICAL = "identical"
-WITHIN_TOLERANCE = "within_tolerance"
-DIFFERS = "differs"
-CANNOT = "cannot"
-INTERRUPTED = "interrupted"
-
-# From best to worst: a reproduction is as good as its worst stage.
-_RANK = (REUSED, IDENTICAL, WITHIN_TOLERANCE, DIFFERS, CANNOT)
-
-
-@dataclass(frozen=True)
-class WrongInput:
-    """An input from outside that is not what the record says."""
-
-    stage: str
-    role: str
-    name: str
-    expected: str | None
-    found: str | None
-
-    def text(self) -> str:
-        return (
-            f"{self.stage}: {self.role} {self.name}: expected {self.expected or 'nothing'}, "
-            f"found {self.found or 'nothing'}"
-        )
-
-
-class InputsDiffer(CannotReproduce):
-    """The inputs are not those that were recorded; nothing was run."""
-
-    def __init__(self, wrong: Sequence[WrongInput], detail: str | None = None):
-        self.wrong = tuple(wrong)
-        lines = [detail] if detail else []
-        lines += [item.text() for item in wrong]
-        super().__init__(
-            "\n".join([*lines, "the inputs are not those of the record: nothing was run"])
-        )
-
-
-@dataclass(frozen=True)
-class StageResult:
-    """How one stage came out."""
-
-    name: str
-    kind: str
-    status: str
-    expected: str
-    found: str | None
-    differences: tuple[Difference, ...] = ()
-    error: str | None = None
-
-
-@dataclass
-class Reproduction:
-    """How a reproduction came out."""
-
-    target: str
-    run_id: str
-    status: str = CANNOT
-    stages: list[StageResult] = field(default_factory=list)
-    changed: list[dict[str, Any]] = field(default_factory=list)
-    """What of the environment changed: name, then, now, and the stages it was other for."""
-    warnings: list[str] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        """As `reproduce --json` prints it."""
-        return {
-            "status": self.status,
-            "hash": self.target,
-            "run_id": self.run_id,
-            "stages": [asdict(stage) for stage in self.stages],
-            "environment": {"changed": self.changed},
-            "warnings": self.warnings,
-        }
 
 
 def find(root: Path, prefix: str, file: Path | None) -> Record:
@@ -182,8 +111,8 @@ class Reproducer:
         """
         self._runner.clear_dead()
         loaded = rebuilt(self._record, sources)
-        _code_is_the_same(self._record)
-        pins = self._pinned(loaded)
+        code_is_the_same(self._record)
+        pins = pinned(self._record, loaded, lambda given: pin(given, self._runner.digests))
         plans = self._plans(loaded, pins)
         run_id = secrets.token_hex(6)
         result = Reproduction(self._record.target, run_id)
@@ -194,10 +123,13 @@ class Reproducer:
             try:
                 with interruptible():
                     again = self._settle(loaded, pins, plans, deep, result)
-                    self._compare_environments(result, again)
+                    run_again = [stage for stage in self._record.stages if stage.name in again]
+                    result.compare_environments(run_again, environment())
+                    for warning in result.warnings:
+                        self._reporter.note(f"warning: {warning}")
                     self._loop(loaded, pins, plans, again, states, result)
                 result.status = max(
-                    (stage.status for stage in result.stages), key=_RANK.index, default=CANNOT
+                    (stage.status for stage in result.stages), key=RANK.index, default=CANNOT
                 )
                 status = "failed" if result.status == CANNOT else "done"
             except (Interrupted, KeyboardInterrupt):
@@ -208,43 +140,6 @@ class Reproducer:
                 self._runner.end(run_id, status)
             write_json(self._runner.root / run_id / "outcome.json", result.document())
         return result
-
-    def _pinned(self, loaded: LoadedManifest) -> Pins:
-        """The inputs from outside, which are those of the record.
-
-        Raises: InputsDiffer.
-        """
-        try:
-            pins = pin(loaded, self._runner.digests)
-        except ManifestError as error:
-            raise InputsDiffer(self._missing(error), str(error)) from None
-        wrong = []
-        for stage in self._record.stages:
-            for role, items in pins.stages[stage.name].items():
-                expected = [(d, self._artifact(d)) for d in stage.inputs.get(role, ())]
-                found = [(item.record.digest, item.record) for item in items]
-                if [d for d, _ in expected] != [d for d, _ in found]:
-                    wrong += _wrong_inputs(stage.name, role, expected, found)
-        if wrong:
-            raise InputsDiffer(list(dict.fromkeys(wrong)))
-        return pins
-
-    def _missing(self, error: ManifestError) -> list[WrongInput]:
-        """What was to be where a manifest's path leads to nothing."""
-        found = []
-        for problem in error.problems:
-            for stage in self._record.stages:
-                for role, digests in stage.inputs.items():
-                    place = ("stages", stage.name, *role.split("."), "path")
-                    verifier = role in ("verifier", "tokenizer") and problem.path[:1] == (
-                        "verifier",
-                    )
-                    if verifier or tuple(map(str, problem.path)) == place:
-                        found += [
-                            WrongInput(stage.name, role, self._artifact(d).label, d, None)
-                            for d in digests
-                        ]
-        return found
 
     def _plans(self, loaded: LoadedManifest, pins: Pins) -> dict[str, StagePlan]:
         """Each stage as this program would run it, which is as it was run.
@@ -477,99 +372,8 @@ class Reproducer:
                 ShardRecord(shard, size, tuple((r[0], r[1], r[2], r[3]) for r in listed))
             )
 
-    def _compare_environments(self, result: Reproduction, again: set[str]) -> None:
-        found: dict[str, dict[str, Any]] = {}
-        unclean: dict[str, list[str]] = {}
-        for stage in self._record.stages:
-            if stage.name not in again:
-                continue
-            for change in changes(stage.environment, environment()):
-                entry = {**asdict(change), "text": change.text(), "stages": []}
-                found.setdefault(change.text(), entry)["stages"].append(stage.name)
-            diff = dirty(stage.environment)
-            if diff is not None:
-                unclean.setdefault(diff, []).append(stage.name)
-        result.changed = list(found.values())
-        for diff, names in unclean.items():
-            same = dirty(environment()) == diff
-            warning = (
-                f"{', '.join(names)}: made from a checkout with changes that were not committed "
-                f"(their digest {diff}): the commit alone does not say what ran; the checkout here "
-                + ("has the same changes" if same else "does not have them")
-            )
-            result.warnings.append(warning)
-            self._reporter.note(f"warning: {warning}")
-
     def _artifact(self, digest: str) -> ArtifactRecord:
         return self._record.artifacts[digest].record(digest)
 
     def _expected(self, stage: StageRecord) -> str:
         return stage.outputs[KINDS[stage.kind].output]
-
-
-def rebuilt(record: Record, sources: Path | None) -> LoadedManifest:
-    """The recorded manifest, as if it lay in `sources`, or else where it was submitted from.
-
-    An absolute path that leads nowhere is looked for under its last name in `sources`: what is
-    there is compared with the record, as everything is.
-    """
-    origin = Path(record.run.manifest_path)
-    folder = origin.parent if sources is None else sources
-    data = json.loads(json.dumps(record.manifest))
-    if sources is not None:
-        places = [data["verifier"]]
-        for stage in data["stages"].values():
-            places += [
-                *stage.get("sources", ()),
-                *filter(None, [stage.get("prompts"), stage.get("map")]),
-            ]
-        for place in places:
-            path = Path(place["path"])
-            if path.is_absolute() and not path.exists():
-                place["path"] = path.name
-    document = Document(str(folder / origin.name), data, {(): Location(None, None)}, {})
-    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-    return LoadedManifest(validate(Manifest, document), document, folder / origin.name, text, ())
-
-
-def _code_is_the_same(record: Record) -> None:
-    """Raises: CannotReproduce: the code of a stage's kind makes other bytes by now."""
-    for stage in record.stages:
-        kind = KINDS.get(stage.kind)
-        if kind is None:
-            raise CannotReproduce(f"this version has no stages of kind {stage.kind}")
-        then = stage.document.get("code_version")
-        if then != kind.code_version:
-            raise CannotReproduce(
-                f"{stage.name}: the code of {stage.kind} has version {kind.code_version} here, it "
-                f"had {then} then: use the version that made it "
-                f"({stage.environment.get('kimi_eagle', 'unknown')}), or `--env recorded`"
-            )
-
-
-def _wrong_inputs(
-    stage: str,
-    role: str,
-    expected: Sequence[tuple[str, ArtifactRecord]],
-    found: Sequence[tuple[str, ArtifactRecord]],
-) -> list[WrongInput]:
-    """Name by name where the files of a role differ; of folders, the files in them."""
-    then = dict(_named(expected))
-    now = dict(_named(found))
-    wrong = [
-        WrongInput(stage, role, name, then.get(name), now.get(name))
-        for name in dict.fromkeys([*then, *now])
-        if then.get(name) != now.get(name)
-    ]
-    order = ", ".join(record.label for _, record in found)
-    return wrong or [WrongInput(stage, role, f"in another order ({order})", None, None)]
-
-
-def _named(items: Sequence[tuple[str, ArtifactRecord]]) -> list[tuple[str, str]]:
-    named = []
-    for digest, record in items:
-        if record.kind == "source":
-            named.append((record.label, digest))
-        else:
-            named += [(path, found) for path, (found, _) in record.files.items()]
-    return named
