@@ -378,7 +378,7 @@ def _outputs(side: Side, kind: str) -> set[str | None]:
 
 def _evaluations(one: SideStage, other: SideStage) -> list[str]:
     reasons = []
-    if one.sources.get("prompts") != other.sources.get("prompts"):
+    if _prompts(one) != _prompts(other):
         reasons.append("they were evaluated on different prompts")
     then, now = _flat(one.parameters), _flat(other.parameters)
     reasons += [
@@ -390,6 +390,14 @@ def _evaluations(one: SideStage, other: SideStage) -> list[str]:
     if engines[0] != engines[1]:
         reasons.append(f"they were evaluated with vLLM {engines[0]} and {engines[1]}")
     return reasons
+
+
+def _prompts(stage: SideStage) -> dict[str, dict[str, str]]:
+    """File → digest of an evaluation's prompts, by role."""
+    roles = stage.sources.items()
+    return {
+        role: dict(files) for role, files in roles if role == "prompts" or role.startswith("sets.")
+    }
 
 
 def _losses(a: Side, b: Side) -> list[str]:
