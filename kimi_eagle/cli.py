@@ -29,6 +29,7 @@ COMMANDS = (
     "cancel",
     "lineage",
     "diff",
+    "compare",
     "openlineage",
     "reproduce",
     "record",
