@@ -24,7 +24,8 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args (of `job`): those of `common_options` and `single_streams`; `draft`: a checkpoint folder
         or None; `draft_tokens`, `max_tokens`; `batch`: requests together, or 1; `single`: whether
-        single streams are decoded too when there is a batch.
+        single streams are decoded too when there is a batch; `after`: a file that must be there
+        before anything is decoded, or None.
 
     Returns: `runs`, see `single_streams`, and `batched`: the same in batches, or None.
     """
@@ -38,6 +39,8 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
             "num_speculative_tokens": job["draft_tokens"],
         }
     llm = LLM(**options, max_num_seqs=job["batch"], disable_log_stats=False)
+    while job["after"] is not None and not Path(job["after"]).exists():
+        time.sleep(0.05)
 
     def sampling(temperature: float, seed: int, tokens: int) -> Any:
         # A seed makes vLLM draw row by row: greedy decoding needs none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,19 @@ def run(context: Context) -> dict[str, Any]:
     params = context.params
     if params.engine.kind == "vllm" and has_gpu() == cpu_build():
         raise StageFailed("vLLM here is not the build for this machine (extras `cpu` and `gpu`)")
-    conversations = _conversations(context)
-    simulated = _simulated(context)
-    job = _job(context, conversations)
-    plain = _decode(context, {**job, "draft": None, "single": True}, "without the draft")
+    job = _job(context, _conversations(context))
+    plain_job = {**job, "draft": None, "single": True}
+    ended = context.scratch("simulated") / "ended"
+    if job["cpu"] and params.engine.kind == "vllm":
+        # An engine starts on one core and waits for much of it: the simulator takes the other.
+        # What is timed begins when it has ended.
+        with ThreadPoolExecutor(1) as beside:
+            simulation = beside.submit(_simulated, context, ended)
+            plain = _decode(context, {**plain_job, "after": str(ended)}, "without the draft")
+            simulated = simulation.result()
+    else:
+        simulated = _simulated(context, ended)
+        plain = _decode(context, plain_job, "without the draft")
     drafted = {
         number: _decode(
             context,
@@ -102,6 +112,7 @@ def _job(context: Context, conversations: list[dict[str, Any]]) -> dict[str, Any
         "draft_tokens": max(params.lengths),
         "temperatures": list(params.temperatures),
         "seed": params.seed,
+        "after": None,
         "batch": params.batch,
         "thinking": params.thinking,
         "max_model_len": min(room, verifier.facts.max_positions),
@@ -137,8 +148,16 @@ def _decoded(
     )
 
 
-def _simulated(context: Context) -> dict[str, Any] | None:
-    """What the simulator says of the checkpoint; None without states."""
+def _simulated(context: Context, ended: Path) -> dict[str, Any] | None:
+    """What the simulator says of the checkpoint; None without states. However it ends, the file
+    `ended` is there afterwards."""
+    try:
+        return _simulate(context)
+    finally:
+        ended.touch()
+
+
+def _simulate(context: Context) -> dict[str, Any] | None:
     params, verifier = context.params, context.verifier
     if params.states is None:
         return None
