@@ -39,6 +39,7 @@ SECTIONS = (STAGES, PARAMETERS, INPUTS, CODE, ENVIRONMENT, BYTES, METRICS)
 # Measures of the machine and the moment, not of what was made.
 _MOMENTARY = (
     "tokens_per_second",
+    "speeds",
     "speedup",
     "engine_counters",
     "bytes_written",

@@ -248,3 +248,30 @@ def test_what_changes_nothing_is_not_in_the_key() -> None:
     assert _key_part(batch=2) != _key_part()
     engine = {"kind": "endpoint", "url": "http://a", "plain_url": "http://b"}
     assert _key_part(engine=engine) == _key_part(engine={**engine, "url": "http://c"})
+
+
+def test_states_are_an_input_and_their_rows_with_them() -> None:
+    from kimi_eagle.manifest.model import Manifest
+
+    stages: dict[str, Any] = {
+        "head": {"kind": "head"},
+        "rows": {"kind": "prepare", "sources": [{"path": "c.jsonl"}]},
+        "states": {"kind": "extract", "rows": "rows"},
+        "vocab": {"kind": "vocab", "rows": "rows"},
+        "draft": {"kind": "train", "head": "head", "states": "states", "vocab": "vocab"},
+        "score": {"kind": "evaluate", "checkpoint": "draft", "prompts": PROMPTS},
+        "release": {"kind": "export", "checkpoint": "draft", "evaluation": "score"},
+    }
+
+    def upstream(stage: str) -> dict[str, str]:
+        document = {"version": 1, "name": "x", "verifier": {"path": "v"}, "stages": stages}
+        return dict(Manifest.model_validate_json(json.dumps(document)).upstream(stage))
+
+    assert upstream("score") == {"checkpoint": "draft"}
+    stages["score"]["states"] = "states"
+    assert upstream("score") == {"checkpoint": "draft", "states": "states", "rows": "rows"}
+    assert {"rows": "rows", "vocab": "vocab"}.items() <= upstream("release").items()
+    assert "states" not in upstream("release")  # a card must not bring evicted states back
+    stages["score"]["states"] = "draft"
+    with pytest.raises(ValueError, match="kind extract"):
+        upstream("score")

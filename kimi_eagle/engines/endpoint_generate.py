@@ -64,6 +64,22 @@ def _whole(run: Mapping[str, Any], draft_tokens: int, url: str) -> None:
         )
 
 
+def read_counters(metrics: str) -> dict[str, int]:
+    """The counters of speculative decoding in a server's metrics (Prometheus' text form), named
+    as in-process ones are, summed over its engines."""
+    found: dict[str, int] = {}
+    for line in metrics.splitlines():
+        name, _, value = line.rpartition(" ")
+        name, _, labels = name.partition("{")
+        if "spec_decode" not in name or not name.endswith("_total"):
+            continue
+        name = name.removesuffix("_total")
+        place = labels.partition('position="')[2].partition('"')[0]
+        key = f"{name}.{place}" if place else name
+        found[key] = found.get(key, 0) + int(float(value))
+    return found
+
+
 class Server:
     """One vLLM server."""
 
@@ -100,18 +116,7 @@ class Server:
         return Answer(said, committed[1:], time.perf_counter() - started, reason)
 
     def counters(self) -> dict[str, int]:
-        """The server's counters of speculative decoding, named as in-process ones are."""
-        found: dict[str, int] = {}
-        for line in self._read("/metrics").splitlines():
-            name, _, value = line.rpartition(" ")
-            name, _, labels = name.partition("{")
-            if "spec_decode" not in name or not name.endswith("_total"):
-                continue
-            name = name.removesuffix("_total")
-            place = labels.partition('position="')[2].partition('"')[0]
-            key = f"{name}.{place}" if place else name
-            found[key] = found.get(key, 0) + int(float(value))
-        return found
+        return read_counters(self._read("/metrics"))
 
     def _stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         with self._open(path, json.dumps(body).encode()) as answer:

@@ -51,7 +51,7 @@ class Endpoint(Model):
 class EvaluateParams(StageParams):
     kind: Literal["evaluate"]
     checkpoint: Annotated[str, Reference("train")]
-    states: Annotated[str, Reference("extract")] | None = None
+    states: Annotated[str | None, Reference("extract")] = None
     """Hidden states whose validation rows serving is simulated over as well, without an engine."""
     prompts: Prompts | None = None
     """One set of prompts; or several, each under its name, in `sets`."""
