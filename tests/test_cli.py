@@ -32,6 +32,7 @@ COMMANDS = (
     "cancel",
     "lineage",
     "diff",
+    "compare",
     "openlineage",
     "reproduce",
     "record",

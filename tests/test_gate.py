@@ -132,6 +132,14 @@ def test_agreement_in_batches_is_held_against_that_of_two_plain_runs() -> None:
     assert _said(batched, outputs_identical=True)
 
 
+def test_a_draft_at_an_endpoint_counts_only_where_the_manifest_says_so() -> None:
+    elsewhere = {"engine_kind": "endpoint"}
+    (found,) = _said(elsewhere)
+    assert found.startswith("what was measured is a draft at an endpoint")
+    assert _said(elsewhere, served_elsewhere=True) == []
+    assert _said({"engine_kind": "vllm"}) == []
+
+
 @pytest.mark.parametrize("changed", [{}, {"outputs_equal": None}, {"prompts": 0}])
 def test_agreement_that_was_not_measured_is_refused(changed: dict[str, Any]) -> None:
     held = {**GOOD, **changed}

@@ -49,6 +49,9 @@ def gate(evaluation: Mapping[str, Any], needed: Gate) -> list[Shortfall]:
     then never again.
     """
     lacking = _length("acceptance length", evaluation, needed.min_acceptance_length)
+    if evaluation.get("engine_kind") == "endpoint" and not needed.served_elsewhere:
+        wanted = "vLLM started with this checkpoint (or `served_elsewhere: true`)"
+        lacking.append(Shortfall("what was measured", "a draft at an endpoint", wanted))
     measurements = evaluation.get("measurements") or []
     for name, least in needed.min_of_sets.items():
         # The first of a set has the headline's number of draft tokens and temperature.

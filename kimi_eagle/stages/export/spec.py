@@ -38,6 +38,8 @@ class Gate(Model):
     min_output_agreement: Share | None = None
     """Share of the outputs with the draft that must equal those without it; in batches, of those
     that are equal between two runs without it."""
+    served_elsewhere: bool = False
+    """Whether an evaluation at an `endpoint` counts, of whose draft nothing is proven."""
     refuse_collapse: bool = True
     """Whether a draft that never helps, or is right once and then never again, is refused: it is
     what a draft looks like whose engine feeds it other states than its training did."""
