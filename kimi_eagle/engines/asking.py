@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kimi_eagle.job import EventWriter
+from kimi_eagle.job import EventWriter, StageFailed
+from kimi_eagle.rows.conversations import Rejected
 from kimi_eagle.rows.prompts import went_on
 from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.tokenizer import load_tokenizer
@@ -79,7 +80,11 @@ def converse(
             answer = loaded.decode(words, skip_special_tokens=False)
             prompt = renderer.prompt(messages, thinking=thinking)
             messages = went_on(messages, prompt, answer, one["later"][turn])
-            ids = renderer.encode(renderer.prompt(messages, thinking=thinking))
+            try:
+                ids = renderer.encode(renderer.prompt(messages, thinking=thinking))
+            except Rejected as error:
+                where = f"turn {turn + 2} of prompt {one['conversation'] + 1} of {one['set']}"
+                raise StageFailed(f"{where}: {error}") from None
             if len(ids) + job["max_tokens"] + job["draft_tokens"] + 1 > job["max_model_len"]:
                 break
         done(number + 1)

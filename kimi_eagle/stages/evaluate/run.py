@@ -10,6 +10,7 @@ from typing import Any
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
 from kimi_eagle.job import EVENTS, StageFailed
+from kimi_eagle.rows.conversations import Rejected
 from kimi_eagle.rows.prompts import BadPrompt, read_prompts
 from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.tokenizer import load_tokenizer
@@ -78,7 +79,10 @@ def _conversations(context: Context) -> list[dict[str, Any]]:
         except (BadPrompt, ValueError) as error:
             raise StageFailed(str(error)) from None
         for number, one in enumerate(asked):
-            prompt = renderer.encode(renderer.prompt(one.messages, thinking=thinking))
+            try:
+                prompt = renderer.encode(renderer.prompt(one.messages, thinking=thinking))
+            except Rejected as error:
+                raise StageFailed(f"prompt {number + 1} of {name}: {error}") from None
             if len(prompt) > limit:
                 raise StageFailed(
                     f"prompt {number + 1} of {name} has {len(prompt)} tokens; with max_tokens "
