@@ -105,7 +105,11 @@ class Table:
         for other in others:
             one, two = first.document, other.document
             pair = f"{first.name} and {other.name} cannot be compared"
-            if one.get("verifier") != two.get("verifier"):
+            old = [side.name for side in (first, other) if "verifier" not in side.document]
+            if old:
+                found.append(f"{pair}: {' and '.join(old)} does not say of what it was made")
+                continue
+            if one["verifier"] != two["verifier"]:
                 found.append(f"{pair}: they are for different verifiers")
             shared = (one.get("sets") or {}).keys() & (two.get("sets") or {}).keys()
             sets = sorted(name for name in shared if one["sets"][name] != two["sets"][name])

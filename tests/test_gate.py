@@ -140,6 +140,13 @@ def test_a_draft_at_an_endpoint_counts_only_where_the_manifest_says_so() -> None
     assert _said({"engine_kind": "vllm"}) == []
 
 
+def test_sampling_that_does_not_keep_the_distribution_is_refused() -> None:
+    drawn = {"log_probability": -5.1, "log_probability_without_draft": -0.05}
+    (found,) = _said({**drawn, "sampled_alike": False})
+    assert found.startswith("the log-probability of sampled tokens is -5.1, needed is that without")
+    assert _said({**drawn, "sampled_alike": True}) == []
+
+
 @pytest.mark.parametrize("changed", [{}, {"outputs_equal": None}, {"prompts": 0}])
 def test_agreement_that_was_not_measured_is_refused(changed: dict[str, Any]) -> None:
     held = {**GOOD, **changed}

@@ -175,6 +175,19 @@ def test_sampled_outputs_are_not_compared() -> None:
     assert "sampled" in found["outputs_reason"]
 
 
+@pytest.mark.parametrize(("likely", "alike"), [(-0.3, True), (-7.0, False), (None, None)])
+def test_what_is_sampled_must_be_as_likely_as_without_the_draft(likely: Any, alike: Any) -> None:
+    drawn = [
+        {**one, "log_probability": None if likely is None else likely * len(one["token_ids"])}
+        for one in (A, OTHER)
+    ]
+    plain = [{**A, "log_probability": -1.5}, {**B, "log_probability": -0.5}]
+    decoded = Decoded(3, _run(*drawn, temperature=0.7), _run(*plain, temperature=0.7))
+    found = measured(decoded, ALL, 0)
+    assert found["sampled_alike"] is alike
+    assert found["log_probability_without_draft"] == pytest.approx(-2.0 / 6)
+
+
 def test_batches_are_compared_beside_two_runs_without_the_draft() -> None:
     batched = {"seconds": 2.0}
     decoded = Decoded(3, _run(A, OTHER, **batched), _run(A, B, **batched), _run(A, OTHER), batch=2)

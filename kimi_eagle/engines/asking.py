@@ -28,6 +28,8 @@ class Answer:
     belongs to no draft step and is not here."""
     seconds: float
     finish_reason: str | None
+    log_probability: float | None = None
+    """Of the answer as the verifier has it, in nats; None where it was not asked for."""
 
 
 @dataclass(frozen=True)

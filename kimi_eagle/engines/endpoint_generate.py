@@ -99,11 +99,12 @@ class Server:
             "stream": True,
             "return_token_ids": True,
             "skip_special_tokens": False,
+            **({"logprobs": 1} if temperature else {}),
         }
         started = time.perf_counter()
         said: list[int] = []
         committed: list[int] = []
-        reason = None
+        reason, likely = None, 0.0 if temperature else None
         for piece in self._stream("/v1/completions", body):
             for choice in piece.get("choices") or ():
                 ids = choice.get("token_ids")
@@ -112,8 +113,10 @@ class Server:
                 if ids:
                     said += ids
                     committed.append(len(ids))
+                if likely is not None:
+                    likely += sum((choice.get("logprobs") or {}).get("token_logprobs") or ())
                 reason = choice.get("finish_reason") or reason
-        return Answer(said, committed[1:], time.perf_counter() - started, reason)
+        return Answer(said, committed[1:], time.perf_counter() - started, reason, likely)
 
     def counters(self) -> dict[str, int]:
         return read_counters(self._read("/metrics"))

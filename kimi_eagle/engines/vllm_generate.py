@@ -43,8 +43,9 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
         time.sleep(0.05)
 
     def sampling(temperature: float, seed: int, tokens: int) -> Any:
-        # A seed makes vLLM draw row by row: greedy decoding needs none.
-        drawn = {"seed": seed} if temperature else {}
+        # A seed makes vLLM draw row by row: greedy decoding needs none. What is drawn is proven by
+        # how likely the verifier finds it: that of the drawn token alone is asked for.
+        drawn = {"seed": seed, "logprobs": 0} if temperature else {}
         return SamplingParams(temperature=temperature, max_tokens=tokens, **drawn)
 
     # The first generation sets kernels up; it is done once and thrown away.
@@ -85,6 +86,7 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
                             "token_ids": said.token_ids,
                             "committed": said.committed,
                             "finish_reason": said.finish_reason,
+                            "log_probability": said.log_probability,
                         }
                         for one, said in zip(requests, answers, strict=True)
                     ],
@@ -110,6 +112,7 @@ def together(llm: Any, prompts: Sequence[tuple[list[int], Any]]) -> list[Answer]
     committed: list[list[int]] = [[] for _ in prompts]
     seconds = [0.0] * len(prompts)
     reasons: list[str | None] = [None] * len(prompts)
+    likely: list[float | None] = [None] * len(prompts)
     for number, (prompt, sampling) in enumerate(prompts):
         engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
     if held:
@@ -122,9 +125,10 @@ def together(llm: Any, prompts: Sequence[tuple[list[int], Any]]) -> list[Answer]
                 committed[at].append(len(now) - len(tokens[at]))
                 tokens[at] = now
             reasons[at] = output.outputs[0].finish_reason or reasons[at]
+            likely[at] = output.outputs[0].cumulative_logprob
             seconds[at] = time.perf_counter() - started
     return [
-        Answer(tokens[at], committed[at][1:], seconds[at], reasons[at])
+        Answer(tokens[at], committed[at][1:], seconds[at], reasons[at], likely[at])
         for at in range(len(prompts))
     ]
 

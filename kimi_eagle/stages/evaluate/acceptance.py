@@ -91,15 +91,19 @@ def pool(requests: Sequence[Sequence[int]], draft_tokens: int) -> Acceptance:
             for position in range(draft_tokens if whole else 0)
         ),
         len(steps),
-        standard_error=_standard_error([request for request in requests if request]),
+        standard_error=standard_error(
+            [sum(request) for request in requests if request],
+            [len(request) for request in requests if request],
+        ),
     )
 
 
-def _standard_error(requests: Sequence[Sequence[int]]) -> float | None:
-    count = len(requests)
-    if count < 2:
+def standard_error(amounts: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Of Σ amounts ÷ Σ counts over requests, see `Acceptance.standard_error`."""
+    number, whole = len(counts), sum(counts)
+    if number < 2 or not whole:
         return None
-    steps = sum(map(len, requests))
-    length = sum(map(sum, requests)) / steps
-    apart = sum((sum(request) - length * len(request)) ** 2 for request in requests)
-    return math.sqrt(count / (count - 1) * apart) / steps
+    ratio = sum(amounts) / whole
+    pairs = zip(amounts, counts, strict=True)
+    apart = sum((amount - ratio * count) ** 2 for amount, count in pairs)
+    return math.sqrt(number / (number - 1) * apart) / whole

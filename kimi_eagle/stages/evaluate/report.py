@@ -7,16 +7,21 @@ prompts are those of the others too, so that requests of the same place can be h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kimi_eagle.stages.evaluate.acceptance import pool
+from kimi_eagle.stages.evaluate.acceptance import pool, standard_error
 
 Run = Mapping[str, Any]
 
 # The name under which all sets are pooled; no set can be called so, see `SetName`.
 ALL = "all sets"
+# What sampled tokens' log-probabilities may lie apart with and without a draft: so many nats, and
+# so many standard errors. Sampling that keeps the distribution stays well within; what does not
+# was seen at several nats.
+_APART, _ERRORS = 0.1, 4.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ def _agreement(decoded: Decoded, drafted: list[Any], plain: list[Any], name: str
     """
     if decoded.temperature > 0:
         reason = "sampled: what is drawn differs, only its distribution is the same"
-        return {"outputs_equal": None, "outputs_identical": None, "outputs_reason": reason}
+        none = {"outputs_equal": None, "outputs_identical": None, "outputs_reason": reason}
+        return {**none, **_likelihood(drafted, plain)}
     equal = _equal(drafted, plain)
     if decoded.again is None:
         identical = equal == len(drafted)
@@ -86,6 +92,32 @@ def _agreement(decoded: Decoded, drafted: list[Any], plain: list[Any], name: str
         "outputs, see outputs_equal_without_draft",
         "outputs_equal_without_draft": _equal(plain, _of(decoded.again, name)),
     }
+
+
+def _likelihood(drafted: list[Any], plain: list[Any]) -> dict[str, Any]:
+    """How likely the verifier finds what was drawn, per token, with the draft and without it.
+
+    Sampling with a draft must keep the verifier's distribution, so both are means of the same
+    thing; where they lie far apart it was not kept. In nats.
+    """
+    (ours, error), (theirs, other) = (_per_token(requests) for requests in (drafted, plain))
+    alike = None
+    if ours is not None and theirs is not None and error is not None and other is not None:
+        alike = abs(ours - theirs) <= _APART + _ERRORS * math.hypot(error, other)
+    return {
+        "log_probability": ours,
+        "log_probability_without_draft": theirs,
+        "sampled_alike": alike,
+    }
+
+
+def _per_token(requests: list[Any]) -> tuple[float | None, float | None]:
+    """(Mean log-probability of a token, its standard error over requests)."""
+    amounts = [one.get("log_probability") for one in requests]
+    counts = [len(one["token_ids"]) for one in requests]
+    if None in amounts or not sum(counts):
+        return None, None
+    return sum(amounts) / sum(counts), standard_error(amounts, counts)
 
 
 def _equal(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> int:

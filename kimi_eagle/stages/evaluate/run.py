@@ -202,6 +202,7 @@ def _report(
     params = context.params
     measurements = [measured(one, name, params.seed) for one in decoded for name in one.sets()]
     first = headline(measurements)
+    _warn(context, measurements)
     expected = simulated["lengths"][0]["acceptance_length"] if simulated else None
     evaluation = {
         **first,
@@ -243,6 +244,19 @@ def _report(
         "speeds": speeds,
         "engine_counters": decoded[0].drafted["counters"],
     }
+
+
+def _warn(context: Context, measurements: list[dict[str, Any]]) -> None:
+    """Say what a person should read before the figures."""
+    for one in measurements:
+        if one.get("sampled_alike") is False:
+            drawn, plain = one["log_probability"], one["log_probability_without_draft"]
+            context.events.note(
+                f"{one['set']}, {one['draft_tokens']} draft tokens, temperature "
+                f"{one['temperature']:g}: tokens drawn with the draft have a log-probability of "
+                f"{drawn:.2f}, without it {plain:.2f}: this vLLM does not keep the verifier's "
+                "distribution when it samples with a draft"
+            )
 
 
 def _outputs(decoded: Decoded) -> list[dict[str, Any]]:

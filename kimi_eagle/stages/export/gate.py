@@ -120,6 +120,14 @@ def _agreement(evaluation: Mapping[str, Any], needed: Gate) -> list[Shortfall]:
     what = "agreement with decoding without the draft"
     found = f"{equal} of {asked} outputs"
     lacking = []
+    if evaluation.get("sampled_alike") is False:
+        lacking.append(
+            Shortfall(
+                "the log-probability of sampled tokens",
+                evaluation.get("log_probability"),
+                f"that without the draft, {evaluation.get('log_probability_without_draft')}",
+            )
+        )
     if needed.outputs_identical and evaluation.get("outputs_identical") is not True:
         reason = evaluation.get("outputs_reason")
         wanted = "all of them" + (f" ({reason})" if reason else "")
