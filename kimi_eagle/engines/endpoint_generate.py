@@ -71,7 +71,7 @@ def read_counters(metrics: str) -> dict[str, int]:
     for line in metrics.splitlines():
         name, _, value = line.rpartition(" ")
         name, _, labels = name.partition("{")
-        if "spec_decode" not in name or not name.endswith("_total"):
+        if not name.startswith("vllm:spec_decode") or not name.endswith("_total"):
             continue
         name = name.removesuffix("_total")
         place = labels.partition('position="')[2].partition('"')[0]
