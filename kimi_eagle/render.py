@@ -125,6 +125,9 @@ def _acceptance(metrics: Mapping[str, Any]) -> str:
     said = (
         f"{value:.3f}, pooled, the bonus token included, {metrics.get('draft_tokens')} draft tokens"
     )
+    simulated, gap = (metrics.get(f"simulated_{name}") for name in ("acceptance_length", "gap"))
+    if simulated is not None:
+        said += f"; simulated {simulated:.3f}" + (f" ({gap:+.1%})" if gap is not None else "")
     identical = metrics.get("outputs_identical")
     if identical is None:
         return f"{said}; outputs not compared: {metrics.get('outputs_reason')}"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from conftest import Project
 
+from kimi_eagle import render
 from kimi_eagle.acceptance_table import Evaluation, Table
 from kimi_eagle.published import published
 
@@ -105,3 +106,18 @@ def test_what_has_no_evaluation_is_refused(made: Project) -> None:
     assert (found.code, found.out) == (2, "")
     assert "has no evaluation" in found.err
     assert made.cli("compare", "ffff00").code == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, "2.400, pooled, the bonus token included, 3 draft tokens; outputs identical to"),
+        ({"outputs_identical": False}, "outputs DIFFERENT from"),
+        ({"outputs_identical": None, "outputs_reason": "sampled"}, "not compared: sampled"),
+        ({"simulated_acceptance_length": 2.45, "simulated_gap": 0.021}, "simulated 2.450 (+2.1%)"),
+        ({"acceptance_length": None, "acceptance_length_reason": "why"}, "unknown: why"),
+    ],
+)
+def test_the_end_of_a_run_says_what_was_measured(changed: dict[str, Any], says: str) -> None:
+    metrics = {"acceptance_length": 2.4, "draft_tokens": 3, "outputs_identical": True, **changed}
+    assert says in render._acceptance(metrics)
