@@ -380,3 +380,11 @@ def test_what_is_made_again_is_pushed_nowhere() -> None:
     )
     assert Export.again(params).push is None
     assert Export.identity(params, SimpleNamespace())["push"]["folder"] == "/x"
+
+
+@pytest.mark.parametrize("name", ["/models/kimi", "./kimi", "~/kimi", "a/b/c", "C:\\kimi", ""])
+def test_the_verifiers_public_name_is_no_path(name: str) -> None:
+    given = {"kind": "export", "checkpoint": "a", "evaluation": "b", "base_model": name}
+    with pytest.raises(ValueError, match="pattern"):
+        ExportParams.model_validate(given)
+    assert ExportParams.model_validate({**given, "base_model": "moonshotai/Kimi-K2.5"})

@@ -75,8 +75,11 @@ class ExportParams(StageParams):
     """`vllm`: speculators' form, which vLLM and speculators read; `sglang`: a plain
     `LlamaForCausalLMEagle3` with names and layer ids as SGLang reads them."""
     gate: Gate = Gate()
-    base_model: Annotated[str, Field(min_length=1)] | None = None
-    """The verifier's public name for the model card, for example `moonshotai/Kimi-K2.5`."""
+    base_model: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)?$")] | None
+    ) = None
+    """The verifier's public name for the model card, for example `moonshotai/Kimi-K2.5`: no path of
+    this machine."""
     license: Annotated[str, Field(min_length=1)] = "apache-2.0"
     push: Push | None = None
 
