@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def test_answers_that_are_published_are_not_asked() -> None:
     assert read_prompt(record, "x") == Asked(({"role": "user", "content": "How many?"},))
     task = {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "return 1"}
     assert read_prompt(task, "x").messages[0]["content"] == "def f():\n"
+
+
+def test_categories_are_read_as_they_are_published() -> None:
+    found = read_prompts(material("eval/spec_bench/question.jsonl"), None)
+    counts = Counter(one.category for one in found)
+    assert (counts["translation"], counts["rag"], counts["writing"]) == (80, 80, 10)
+    assert read_prompt({"prompt": "q", "category": 3}, "x").category is None
 
 
 def test_turns_can_be_limited(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ HumanEval task, asked as it stands); `question` (GSM8K, whose `answer` is not lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Asked:
 
     messages: tuple[dict[str, Any], ...]
     later: tuple[str, ...] = ()
+    category: str | None = None
 
 
 def read_prompts(path: Path, limit: int | None, turns: int | None = None) -> list[Asked]:
@@ -48,7 +49,7 @@ def read_prompts(path: Path, limit: int | None, turns: int | None = None) -> lis
             if record.error is not None:
                 raise BadPrompt(f"{where}: {record.error}")
             one = read_prompt(record.value, where)
-            found.append(Asked(one.messages, one.later[: None if turns is None else turns - 1]))
+            found.append(replace(one, later=one.later[: None if turns is None else turns - 1]))
     except BadRecord as error:
         raise BadPrompt(str(error)) from None
     if not found:
@@ -73,7 +74,8 @@ def read_prompt(value: Any, where: str) -> Asked:
         later = tuple(_asked(turn, where)["content"] for turn in given[1:])
         given = given[0]
     messages = _messages(given, where) if form == "messages" else (_asked(given, where),)
-    return Asked(messages, later)
+    category = value.get("category")
+    return Asked(messages, later, category if isinstance(category, str) else None)
 
 
 def _asked(question: Any, where: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _conversations(context: Context) -> list[dict[str, Any]]:
                 room += len(renderer.encode(question)) + _AROUND + params.max_tokens
             found.append(
                 {
-                    "set": name,
+                    "set": f"{name}/{one.category or 'none'}" if given.by_category else name,
                     "conversation": number,
                     "messages": list(one.messages),
                     "later": list(one.later),

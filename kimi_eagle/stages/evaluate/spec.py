@@ -36,6 +36,9 @@ class Prompts(Model):
     """At most this many prompts, from the start."""
     turns: Positive | None = None
     """At most this many turns of each; every turn is asked after the verifier's own answers."""
+    by_category: bool = False
+    """Whether every `category` of the file is a set of its own, `<set>/<category>`, as Spec-Bench
+    reports them."""
 
 
 class Endpoint(Model):
