@@ -30,6 +30,7 @@ COMMANDS = (
     "cancel",
     "lineage",
     "diff",
+    "compare",
     "openlineage",
     "reproduce",
     "record",

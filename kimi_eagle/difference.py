@@ -43,6 +43,7 @@ LOSS_SETTINGS = ("loss", "ttt_steps", "ttt_step_loss_decay")
 # Measures of the machine and the moment, not of what was made.
 _MOMENTARY = (
     "tokens_per_second",
+    "speeds",
     "speedup",
     "engine_counters",
     "bytes_written",
@@ -385,7 +386,7 @@ def _outputs(side: Side, kind: str) -> set[str | None]:
 
 def _evaluations(one: SideStage, other: SideStage) -> list[str]:
     reasons = []
-    if one.sources.get("prompts") != other.sources.get("prompts"):
+    if _prompts(one) != _prompts(other):
         reasons.append("they were evaluated on different prompts")
     then, now = flat(one.parameters), flat(other.parameters)
     reasons += [
@@ -397,6 +398,14 @@ def _evaluations(one: SideStage, other: SideStage) -> list[str]:
     if engines[0] != engines[1]:
         reasons.append(f"they were evaluated with vLLM {engines[0]} and {engines[1]}")
     return reasons
+
+
+def _prompts(stage: SideStage) -> dict[str, dict[str, str]]:
+    """File → digest of an evaluation's prompts, by role."""
+    roles = stage.sources.items()
+    return {
+        role: dict(files) for role, files in roles if role == "prompts" or role.startswith("sets.")
+    }
 
 
 def _losses(a: Side, b: Side) -> list[str]:

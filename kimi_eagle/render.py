@@ -127,11 +127,17 @@ def _acceptance(metrics: Mapping[str, Any]) -> str:
     value = metrics.get("acceptance_length")
     if value is None:
         return f"unknown: {metrics.get('acceptance_length_reason', 'no draft step was made')}"
-    same = "identical to" if metrics.get("outputs_identical") else "DIFFERENT from"
-    return (
-        f"{value:.3f}, pooled, the bonus token included, {metrics.get('draft_tokens')} draft "
-        f"tokens; outputs {same} decoding without the draft"
+    said = (
+        f"{value:.3f}, pooled, the bonus token included, {metrics.get('draft_tokens')} draft tokens"
     )
+    simulated, gap = (metrics.get(f"simulated_{name}") for name in ("acceptance_length", "gap"))
+    if simulated is not None:
+        said += f"; simulated {simulated:.3f}" + (f" ({gap:+.1%})" if gap is not None else "")
+    identical = metrics.get("outputs_identical")
+    if identical is None:
+        return f"{said}; outputs not compared: {metrics.get('outputs_reason')}"
+    same = "identical to" if identical else "DIFFERENT from"
+    return f"{said}; outputs {same} decoding without the draft"
 
 
 def detached(run_id: str, root: Path, *, as_json: bool) -> None:

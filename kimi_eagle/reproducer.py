@@ -313,7 +313,8 @@ class Reproducer:
         kind, params = KINDS[stage.kind], loaded.manifest.stages[stage.name]
         identity = kind.identity(params, pins.verifier.facts)
         stage.key, stage.document = stage_key(kind.name, kind.code_version, identity, stage.inputs)
-        given = StageInputs(params, pins.verifier.path, pins.stages[stage.name], upstream)
+        again = kind.again(params)
+        given = StageInputs(again, pins.verifier.path, pins.stages[stage.name], upstream)
         return given, store, notes
 
     def _taken(self, source: str) -> str:

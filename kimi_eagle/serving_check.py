@@ -20,8 +20,8 @@ from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.identity import short
 from kimi_eagle.pins import Pins, pin
-from kimi_eagle.registry.store import Registry
 from kimi_eagle.recorded_inputs import rebuilt
+from kimi_eagle.registry.store import Registry
 from kimi_eagle.run_record import Record, StageRecord, collect
 
 ROWS = "rows"

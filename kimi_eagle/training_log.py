@@ -113,7 +113,7 @@ class TrainingLog:
         self._options = manifest.logging
         self._manifest = manifest.name
         self._prompts = {
-            name: Path(stage.prompts.path).stem
+            name: ", ".join(Path(given.path).stem for given in stage.named_sets.values())
             for name, stage in manifest.stages.items()
             if stage.kind == "evaluate"
         }

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import command
 import pytest
 
 import kimi_eagle
 from kimi_eagle.cli import main
 
 DEMO = Path(kimi_eagle.__file__).parent / "demo"
+MANIFESTS = Path(__file__).resolve().parent.parent / "manifests"
 
 LIGHT = """\
 version: 1
@@ -231,3 +233,15 @@ def first_extraction(
 def extracted(first_extraction: tuple[Project, Answer], tmp_path: Path) -> Project:
     """A copy of the project with hidden states."""
     return first_extraction[0].copy(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of the demo's runs, for slow tests."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="session")
+def demo(store: Path) -> dict[str, dict[str, Any]]:
+    """The demo's stages, run once for all slow tests."""
+    return command.by_name(command.kimi_eagle(store, "submit", str(MANIFESTS / "demo.yaml")))

@@ -33,6 +33,7 @@ COMMANDS = (
     "cancel",
     "lineage",
     "diff",
+    "compare",
     "openlineage",
     "reproduce",
     "record",

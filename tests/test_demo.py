@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from command import by_name, kimi_eagle
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "manifests"
@@ -18,33 +19,6 @@ MANIFESTS = ROOT / "manifests"
 pytestmark = pytest.mark.slow
 
 Command = Callable[..., dict[str, Any]]
-
-
-def kimi_eagle(root: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Run the CLI as a user would, with --json; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kimi_eagle", "--root", str(root), *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout)
-
-
-def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {stage["name"]: stage for stage in document["stages"]}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
-def demo(store: Path) -> dict[str, dict[str, Any]]:
-    """The demo's stages, run once for the whole module."""
-    return by_name(kimi_eagle(store, "submit", str(MANIFESTS / "demo.yaml")))
 
 
 @pytest.fixture(scope="module")

@@ -333,7 +333,7 @@ def test_prompts_have_no_answer() -> None:
 def _prompts(folder: Path, *records: Any, limit: int | None = None) -> list[Any]:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return read_prompts(path, limit)
+    return [list(asked.messages) for asked in read_prompts(path, limit)]
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,34 @@
-"""Generate greedily with vLLM, one prompt at a time, with or without a draft: a program.
+"""Decode prompts with vLLM, with or without a draft: a program (see `engines.launch`).
 
-One request at a time: batch shape alone changes bf16 sums, so that only single streams can be
-compared token for token. The engine is stepped by hand, which shows how many tokens each forward
-pass committed.
+One request at a time unless a batch is asked for: batch shape alone changes bf16 sums, so that
+only single streams can be compared token for token. The engine is stepped by hand, which shows how
+many tokens each forward pass committed.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle.engines.asking import Answer, single_streams
 from kimi_eagle.engines.launch import main
 from kimi_eagle.engines.vllm_options import common_options
 from kimi_eagle.job import EventWriter
 
 
 def generate(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Decode, first in single streams, then in batches where the job asks for them.
+
+    Args (of `job`): those of `common_options` and `single_streams`; `draft`: a checkpoint folder
+        or None; `draft_tokens`, `max_tokens`; `batch`: requests together, or 1; `single`: whether
+        single streams are decoded too when there is a batch; `after`: a file that must be there
+        before anything is decoded, or None.
+
+    Returns: `runs`, see `single_streams`, and `batched`: the same in batches, or None.
+    """
     from vllm import LLM, SamplingParams
 
     options = common_options(job)
@@ -28,57 +38,102 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
             "model": job["draft"],
             "num_speculative_tokens": job["draft_tokens"],
         }
-    events = EventWriter(Path(job["events"]))
-    llm = LLM(**options, max_num_seqs=1, disable_log_stats=False)
-    sampling = SamplingParams(temperature=0.0, max_tokens=job["max_tokens"])
-    prompts = job["prompts"]
+    llm = LLM(**options, max_num_seqs=job["batch"], disable_log_stats=False)
+    while job["after"] is not None and not Path(job["after"]).exists():
+        time.sleep(0.05)
+
+    def sampling(temperature: float, seed: int, tokens: int) -> Any:
+        # A seed makes vLLM draw row by row: greedy decoding needs none. What is drawn is proven by
+        # how likely the verifier finds it: that of the drawn token alone is asked for.
+        drawn = {"seed": seed, "logprobs": 0} if temperature else {}
+        return SamplingParams(temperature=temperature, max_tokens=tokens, **drawn)
+
     # The first generation sets kernels up; it is done once and thrown away.
-    llm.generate(
-        [{"prompt_token_ids": prompts[0]}],
-        SamplingParams(temperature=0.0, max_tokens=4),
-        use_tqdm=False,
-    )
-    before = _counters(llm)
-    requests = []
-    for number, prompt in enumerate(prompts):
-        requests.append(_stream(llm, str(number), prompt, sampling))
-        events.progress(number + 1, len(prompts), f"prompts {job['label']}")
-    after = _counters(llm)
-    return {
-        "requests": requests,
-        "counters": {name: after[name] - before.get(name, 0) for name in after},
-    }
+    first = job["conversations"][0]["prompt"]
+    for temperature in job["temperatures"]:
+        warm = sampling(temperature, 0, min(4, job["max_tokens"]))
+        llm.generate([{"prompt_token_ids": first}], warm, use_tqdm=False)
+
+    def ask(prompt: list[int], temperature: float, seed: int) -> Answer:
+        said = sampling(temperature, seed, job["max_tokens"])
+        return together(llm, [(prompt, said)])[0]
+
+    runs = None
+    if job["single"] or job["batch"] == 1:
+        runs = single_streams(ask, lambda: counters(llm), job)
+    batched = None
+    if job["batch"] > 1:
+        events = EventWriter(Path(job["events"]))
+        batched = []
+        for asked in job["runs"] or runs or []:
+            requests, temperature = asked["requests"], asked["temperature"]
+            prompts = [
+                (one["prompt"], sampling(temperature, job["seed"] + number, job["max_tokens"]))
+                for number, one in enumerate(requests)
+            ]
+            before, started = counters(llm), time.perf_counter()
+            answers = together(llm, prompts)
+            seconds = time.perf_counter() - started
+            after = counters(llm)
+            events.progress(len(answers), len(answers), f"prompts in batches {job['label']}")
+            batched.append(
+                {
+                    "temperature": temperature,
+                    "requests": [
+                        {
+                            **{name: one[name] for name in ("set", "conversation", "turn")},
+                            "prompt": one["prompt"],
+                            "token_ids": said.token_ids,
+                            "committed": said.committed,
+                            "finish_reason": said.finish_reason,
+                            "log_probability": said.log_probability,
+                        }
+                        for one, said in zip(requests, answers, strict=True)
+                    ],
+                    "seconds": seconds,
+                    "counters": {name: after[name] - before.get(name, 0) for name in after},
+                }
+            )
+    return {"runs": runs, "batched": batched}
 
 
-def _stream(llm: Any, name: str, prompt: list[int], sampling: Any) -> dict[str, Any]:
-    """One request: its tokens, how many each forward pass committed, and the seconds it took."""
+def together(llm: Any, prompts: Sequence[tuple[list[int], Any]]) -> list[Answer]:
+    """Decode prompts, each with its sampling parameters, as many at once as the engine takes.
+
+    All are in the queue before the first is taken from it: otherwise how many have reached the
+    engine by then decides what shares a batch, and so the last bits of the sums.
+    """
     engine = llm.llm_engine
+    held = len(prompts) > 1 and hasattr(llm, "enqueue")
     started = time.perf_counter()
-    first: float | None = None
-    engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
-    tokens: list[int] = []
-    committed: list[int] = []
-    reason = None
+    if held:
+        llm.sleep(level=0, mode="keep")
+    tokens: list[list[int]] = [[] for _ in prompts]
+    committed: list[list[int]] = [[] for _ in prompts]
+    seconds = [0.0] * len(prompts)
+    reasons: list[str | None] = [None] * len(prompts)
+    likely: list[float | None] = [None] * len(prompts)
+    for number, (prompt, sampling) in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
+    if held:
+        llm.wake_up(tags=["scheduling"])
     while engine.has_unfinished_requests():
         for output in engine.step():
+            at = int(output.request_id)
             now = list(output.outputs[0].token_ids)
-            if len(now) > len(tokens):
-                first = first if first is not None else time.perf_counter() - started
-                committed.append(len(now) - len(tokens))
-                tokens = now
-            reason = output.outputs[0].finish_reason or reason
-    return {
-        "token_ids": tokens,
-        # The first pass is prefill: its one token belongs to no draft step.
-        "committed": committed[1:],
-        "prefill": committed[0] if committed else 0,
-        "seconds": time.perf_counter() - started,
-        "first_token_seconds": first,
-        "finish_reason": reason,
-    }
+            if len(now) > len(tokens[at]):
+                committed[at].append(len(now) - len(tokens[at]))
+                tokens[at] = now
+            reasons[at] = output.outputs[0].finish_reason or reasons[at]
+            likely[at] = output.outputs[0].cumulative_logprob
+            seconds[at] = time.perf_counter() - started
+    return [
+        Answer(tokens[at], committed[at][1:], seconds[at], reasons[at], likely[at])
+        for at in range(len(prompts))
+    ]
 
 
-def _counters(llm: Any) -> dict[str, int]:
+def counters(llm: Any) -> dict[str, int]:
     """vLLM's own counters of speculative decoding, for comparison."""
     found: dict[str, int] = {}
     for metric in llm.get_metrics():

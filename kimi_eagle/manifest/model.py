@@ -72,8 +72,12 @@ class Manifest(Model):
         """(role, stage) of what a stage takes from, in the order its kind declares them."""
         stage = self.stages[name]
         named = [(field, target) for field, _, target in references(stage)]
-        for role, (field, theirs) in KINDS[stage.kind].inherits.items():
-            named.append((role, getattr(self.stages[getattr(stage, field)], theirs)))
+        for role, path in KINDS[stage.kind].inherits.items():
+            source: str | None = name
+            for field in path:
+                source = getattr(self.stages[source], field, None) if source is not None else None
+            if source is not None:
+                named.append((role, source))
         return tuple(named)
 
     def order(self) -> tuple[str, ...]:

@@ -1,52 +1,111 @@
-"""Read evaluation prompts: messages without their answer. Pure but for the file it reads."""
+"""Read evaluation prompts: messages without their answer. Pure but for the file it reads.
+
+Sets are read as they are published: `messages`; `turns` (MT-Bench, Spec-Bench); `prompt` (a
+HumanEval task, asked as it stands); `question` (GSM8K, whose `answer` is not looked at).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kimi_eagle.rows.conversations import Rejected, read_messages
 from kimi_eagle.rows.sources import BadRecord, read_records
+from kimi_eagle.rows.template import END_THINK, THINK
+
+# In this order: a record of one set may carry a field of another beside its own.
+FORMS = ("messages", "turns", "prompt", "question")
 
 
 class BadPrompt(ValueError):
     """A prompt that cannot be asked; the message says which."""
 
 
-def read_prompts(path: Path, limit: int | None) -> list[list[dict[str, Any]]]:
-    """The messages of each prompt: from `messages`, the first of `turns` (MT-Bench), or `prompt`.
+@dataclass(frozen=True)
+class Asked:
+    """One conversation to be had: what is said first, and what is asked after each answer."""
+
+    messages: tuple[dict[str, Any], ...]
+    later: tuple[str, ...] = ()
+    category: str | None = None
+
+
+def read_prompts(path: Path, limit: int | None, turns: int | None = None) -> list[Asked]:
+    """The conversations of a file, in order.
+
+    Args: `limit`: at most this many; `turns`: at most this many questions of each.
 
     Raises:
-        BadPrompt: a line that is none of these, or no prompt at all.
+        BadPrompt: a line that is none of the forms, or no prompt at all.
     """
-    prompts: list[list[dict[str, Any]]] = []
+    found: list[Asked] = []
     try:
         for record in read_records(path):
-            if limit is not None and len(prompts) >= limit:
+            if limit is not None and len(found) >= limit:
                 break
             where = f"{path}:{record.number}"
             if record.error is not None:
                 raise BadPrompt(f"{where}: {record.error}")
-            prompts.append(_messages(record.value, where))
+            one = read_prompt(record.value, where)
+            found.append(replace(one, later=one.later[: None if turns is None else turns - 1]))
     except BadRecord as error:
         raise BadPrompt(str(error)) from None
-    if not prompts:
+    if not found:
         raise BadPrompt(f"{path} holds no prompt")
-    return prompts
+    return found
 
 
-def _messages(value: Any, where: str) -> list[dict[str, Any]]:
-    given: Any = None
-    if isinstance(value, dict):
-        turns = value.get("turns")
-        asked = turns[0] if isinstance(turns, list) and turns else value.get("prompt")
-        given = value.get("messages") or (asked and [{"role": "user", "content": asked}])
-    if not given:
-        raise BadPrompt(f"{where}: a prompt has `messages`, `turns` or `prompt`")
+def read_prompt(value: Any, where: str) -> Asked:
+    """One record of a set.
+
+    Raises:
+        BadPrompt: with `where`.
+    """
+    form = next((name for name in FORMS if isinstance(value, Mapping) and value.get(name)), None)
+    if form is None:
+        raise BadPrompt(f"{where}: a prompt has `messages`, `turns`, `prompt` or `question`")
+    given: Any = value[form]
+    later: tuple[str, ...] = ()
+    if form == "turns":
+        if not isinstance(given, list) or not all(isinstance(t, str) and t.strip() for t in given):
+            raise BadPrompt(f"{where}: `turns` must be a list of questions, each a text")
+        later = tuple(_asked(turn, where)["content"] for turn in given[1:])
+        given = given[0]
+    messages = _messages(given, where) if form == "messages" else (_asked(given, where),)
+    category = value.get("category")
+    return Asked(messages, later, category if isinstance(category, str) else None)
+
+
+def _asked(question: Any, where: str) -> dict[str, Any]:
+    (message,) = _messages([{"role": "user", "content": question}], where)
+    return message
+
+
+def _messages(given: Any, where: str) -> tuple[dict[str, Any], ...]:
     try:
         messages = read_messages(given)
     except Rejected as error:
         raise BadPrompt(f"{where}: {error}") from None
     if messages[-1]["role"] == "assistant":
         raise BadPrompt(f"{where}: the last message is the assistant's; a prompt ends before it")
-    return messages
+    return tuple(messages)
+
+
+def went_on(
+    messages: Sequence[Mapping[str, Any]], prompt: str, answer: str, question: str
+) -> list[dict[str, Any]]:
+    """A conversation after one more turn: what was said, the answer, and the next question.
+
+    Args:
+        prompt: what was sent, as text: whether it opened the reasoning is seen by its end.
+        answer: what came, as text, without the token that ends the turn. Reasoning that was cut
+            off before its end leaves an empty answer, as a server hands it back.
+    """
+    said: dict[str, Any] = {"role": "assistant", "content": answer}
+    if prompt.endswith(THINK) or answer.lstrip().startswith(THINK):
+        reasoning, _, content = answer.partition(END_THINK)
+        said["content"] = content
+        said["reasoning_content"] = reasoning.lstrip().removeprefix(THINK)
+    return [*map(dict, messages), said, {"role": "user", "content": question}]

@@ -97,14 +97,21 @@ class StageKind:
     output: ClassVar[str]
     code_version: ClassVar[int]
     determinism: ClassVar[Determinism]
-    inherits: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    inherits: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Inputs taken from the same stage as another one took them from: role → (reference, its
-    reference). Training reads the rows that its states were extracted for."""
+    reference, …). Training reads the rows that its states were extracted for. Where one on the
+    way is not given, there is no such input."""
 
     @classmethod
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:
         """The inputs that come from outside the store, by role."""
         return {}
+
+    @classmethod
+    def again(cls, params: Any) -> Any:
+        """The parameters with which an output is made once more to be compared: those of the
+        stage, but for what it does besides its output."""
+        return params
 
     @classmethod
     def identity(cls, params: Any, facts: Any) -> dict[str, Any]:

@@ -17,14 +17,9 @@ to no draft step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeGuard
-
-# A draft that is right about its second token less often than this, of the times it was right
-# about its first, is fed other states than it was trained on; poor drafts reach several times it.
-COLLAPSE = 0.05
 
 
 def accepted_prefix(matches: Sequence[bool]) -> int:
@@ -62,6 +57,9 @@ class Acceptance:
     per_position: tuple[float, ...]
     draft_steps: int
     reason: str | None = None
+    standard_error: float | None = None
+    """Of the pooled length, over requests: √(n/(n-1) · Σ (tokens - length · steps)²) ÷ steps in
+    all, the usual one of a ratio; None for fewer than two requests."""
 
 
 def pool(requests: Sequence[Sequence[int]], draft_tokens: int) -> Acceptance:
@@ -93,94 +91,19 @@ def pool(requests: Sequence[Sequence[int]], draft_tokens: int) -> Acceptance:
             for position in range(draft_tokens if whole else 0)
         ),
         len(steps),
+        standard_error=standard_error(
+            [sum(request) for request in requests if request],
+            [len(request) for request in requests if request],
+        ),
     )
 
 
-@dataclass(frozen=True)
-class Shortfall:
-    """One thing that an evaluation lacks for a release."""
-
-    what: str
-    found: object
-    needed: object
-
-    def __str__(self) -> str:
-        return f"{self.what} is {self.found}, needed is {self.needed}"
-
-
-def _number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _shares(value: object) -> list[float] | None:
-    """Shares within 0 and 1, none above the one before it; None for anything else."""
-    if not isinstance(value, list | tuple) or not all(map(_number, value)):
+def standard_error(amounts: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Of Σ amounts ÷ Σ counts over requests, see `Acceptance.standard_error`."""
+    number, whole = len(counts), sum(counts)
+    if number < 2 or not whole:
         return None
-    shares = [1.0, *map(float, value)]
-    falling = all(0 <= after <= before for before, after in pairwise(shares))
-    return shares[1:] if falling else None
-
-
-def gate(
-    evaluation: dict[str, object],
-    min_acceptance_length: float,
-    min_first_position: float,
-    outputs_identical: bool,
-    refuse_collapse: bool = True,
-) -> list[Shortfall]:
-    """What an evaluation lacks; empty when it may be released.
-
-    Shares that are missing, outside 0..1 or rising and lengths outside 1..k+1 are measuring errors
-    and never pass; with `refuse_collapse` nor does a draft that never helps, or is right once and
-    then never again.
-    """
-    lacking = []
-    length = evaluation.get("acceptance_length")
-    limit = evaluation.get("draft_tokens")
-    positions = _shares(evaluation.get("per_position"))
-    if not _number(length) or type(limit) is not int:
-        lacking.append(Shortfall("acceptance length", length, f"at least {min_acceptance_length}"))
-    elif not 1 <= length <= limit + 1:
-        lacking.append(Shortfall("acceptance length", length, f"within 1 and {limit + 1}"))
-    elif length < min_acceptance_length:
-        lacking.append(
-            Shortfall("acceptance length", round(length, 4), f"at least {min_acceptance_length}")
-        )
-    if positions is None or len(positions) != limit:
-        lacking.append(
-            Shortfall(
-                "acceptance per position",
-                evaluation.get("per_position"),
-                f"{limit} shares within 0 and 1, none above the one before",
-            )
-        )
-    elif positions[0] < min_first_position:
-        lacking.append(
-            Shortfall(
-                "acceptance at the first position",
-                round(positions[0], 4),
-                f"at least {min_first_position}",
-            )
-        )
-    elif refuse_collapse and positions[0] == 0:
-        lacking.append(
-            Shortfall("acceptance at the first position", 0.0, "some: the draft never helps")
-        )
-    elif refuse_collapse and len(positions) > 1 and positions[1] < COLLAPSE * positions[0]:
-        lacking.append(
-            Shortfall(
-                "acceptance past the first position",
-                positions,
-                f"at least {COLLAPSE:.0%} of the one before: so little means that the draft and "
-                "the engine disagree on its states",
-            )
-        )
-    if outputs_identical and evaluation.get("outputs_identical") is not True:
-        lacking.append(
-            Shortfall(
-                "agreement with decoding without the draft",
-                f"{evaluation.get('outputs_equal')} of {evaluation.get('prompts')} outputs",
-                "all of them",
-            )
-        )
-    return lacking
+    ratio = sum(amounts) / whole
+    pairs = zip(amounts, counts, strict=True)
+    apart = sum((amount - ratio * count) ** 2 for amount, count in pairs)
+    return math.sqrt(number / (number - 1) * apart) / whole
