@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
-from kimi_eagle.pins import open_verifier, pin
+from kimi_eagle.pins import open_verifier
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
 from kimi_eagle.registry import search as what
@@ -123,7 +123,7 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
-        return Planned(runner.plan(loaded, pin(loaded, runner.digests)))
+        return Planned(runner.plan(loaded, runner.pin(loaded)))
     finally:
         runner.close()
 

@@ -35,7 +35,7 @@ from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.manifest.problem import ManifestError
 from kimi_eagle.outcome import Reporter
-from kimi_eagle.pins import Pins, pin
+from kimi_eagle.pins import Pins
 from kimi_eagle.plan import RUN, StagePlan, differences
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ShardRecord
@@ -213,7 +213,7 @@ class Reproducer:
         Raises: InputsDiffer.
         """
         try:
-            pins = pin(loaded, self._runner.digests)
+            pins = self._runner.pin(loaded)
         except ManifestError as error:
             raise InputsDiffer(self._missing(error), str(error)) from None
         wrong = []

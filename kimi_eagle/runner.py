@@ -65,6 +65,17 @@ class Runner:
         self.digests.flush()
         self.registry.close()
 
+    def pin(self, loaded: LoadedManifest) -> Pins:
+        """See `pins.pin`. Raises: ManifestError."""
+        return pin(loaded, self.digests, self._stored)
+
+    def _stored(self, prefix: str) -> list[tuple[ArtifactRecord, Path, str | None]]:
+        return [
+            (record, self.objects.path(record.digest), self.history.artifact_trouble(record))
+            for record in self.registry.artifacts_starting(prefix)
+            if record.state != "external"
+        ]
+
     def plan(
         self,
         loaded: LoadedManifest,
@@ -92,7 +103,7 @@ class Runner:
         Raises:
             ManifestError: an input is not there; nothing was started.
         """
-        pins = pin(loaded, self.digests)
+        pins = self.pin(loaded)
         self.clear_dead()
         run_id = secrets.token_hex(6)
         folder = self.root / run_id

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.job import OUT, SHARDS, EventWriter, Given, Job
+from kimi_eagle.job import OUT, SHARDS, SNAPSHOTS, EventWriter, Given, Job
 from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
 
 
@@ -47,6 +47,13 @@ class Context:
     def shards(self) -> Path:
         """Where new shards of hidden states are staged, until the coordinator takes them."""
         folder = Path(self.job.folder) / SHARDS
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def snapshots(self) -> Path:
+        """Where what is saved on the way is staged, until the coordinator takes it."""
+        folder = Path(self.job.folder) / SNAPSHOTS
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

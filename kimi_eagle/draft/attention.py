@@ -1,0 +1,130 @@
+"""Attention of the unrolled draft over packed rows. Imports torch.
+
+At TTT step k a position attends to the keys of step 0 of its own row up to itself, and to its own
+keys of the steps 1 to k. Both implementations say the same:
+
+- `dense`: one product over all keys under a mask [positions, (k + 1) · positions];
+- `flex`: flex attention over the keys of step 0, and the own keys added to its softmax after (see
+  `kernels.with_diagonals`): no mask grows, and no key is kept twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kimi_eagle.draft.kernels import Kernels
+
+
+class Attention(Protocol):
+    """What a batch's positions attend to."""
+
+    def __call__(self, query: Any, keys: list[Any], values: list[Any], scale: float) -> Any:
+        """[heads, positions, dim]; keys and values of each TTT step so far, [kv heads, …]."""
+        ...
+
+
+def attends(document_ids: Any, window: int | None) -> Any:
+    """bool [positions, positions]: whether a query attends to a key of step 0."""
+    at = torch.arange(len(document_ids), device=document_ids.device)
+    query, key = at.unsqueeze(1), at.unsqueeze(0)
+    allowed = (query >= key) & (document_ids.unsqueeze(1) == document_ids.unsqueeze(0))
+    if window is not None:
+        allowed &= key > query - window
+    # Padding sees itself, so that no row of the softmax is empty.
+    return (allowed & (document_ids != -1).unsqueeze(1)) | (query == key)
+
+
+class Dense:
+    """`sdpa` or `eager` attention under a dense mask."""
+
+    def __init__(self, document_ids: Any, steps: int, window: int | None, *, eager: bool):
+        first = attends(document_ids, window)
+        own = torch.eye(len(document_ids), dtype=torch.bool, device=document_ids.device)
+        self._mask = torch.cat([first, *[own] * (steps - 1)], dim=1)
+        self._eager = eager
+
+    def __call__(self, query: Any, keys: list[Any], values: list[Any], scale: float) -> Any:
+        groups = query.shape[0] // keys[0].shape[0]
+        key = torch.cat(keys, dim=1).repeat_interleave(groups, 0)
+        value = torch.cat(values, dim=1).repeat_interleave(groups, 0)
+        mask = self._mask[:, : key.shape[1]]
+        if not self._eager:
+            batch = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0))
+            return scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale).squeeze(0)
+        scores = (query @ key.transpose(1, 2)).float() * scale
+        shares = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        return shares.to(value.dtype) @ value
+
+
+class Flex:
+    """Flex attention; on a GPU compiled, which it is meant to be."""
+
+    def __init__(self, document_ids: Any, window: int | None, kernels: Kernels):
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def allowed(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
+            seen = (query >= key) & (document_ids[query] == document_ids[key])
+            if window is not None:
+                seen = seen & (key > query - window)
+            return (seen & (document_ids[query] != -1)) | (query == key)
+
+        size = len(document_ids)
+        self._mask = create_block_mask(allowed, None, None, size, size, document_ids.device)
+        self._kernels = kernels
+
+    def __call__(self, query: Any, keys: list[Any], values: list[Any], scale: float) -> Any:
+        out, lse = _flex(self._kernels.compiled)(
+            query.unsqueeze(0).contiguous(),
+            keys[0].unsqueeze(0).contiguous(),
+            values[0].unsqueeze(0).contiguous(),
+            self._mask,
+            scale,
+            query.shape[0] != keys[0].shape[0],
+        )
+        if len(keys) == 1:
+            return out.squeeze(0)
+        groups = query.shape[0] // keys[0].shape[0]
+        return self._kernels.with_diagonals(
+            out.squeeze(0),
+            lse.squeeze(0),
+            query,
+            torch.stack(keys[1:]).repeat_interleave(groups, 1),
+            torch.stack(values[1:]).repeat_interleave(groups, 1),
+            scale,
+        )
+
+
+def _flex_with_lse(
+    query: Any, key: Any, value: Any, mask: Any, scale: float, grouped: bool
+) -> tuple[Any, Any]:
+    from torch.nn.attention import flex_attention as flex
+
+    if hasattr(flex, "AuxRequest"):
+        out, aux = flex.flex_attention(
+            query,
+            key,
+            value,
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=grouped,
+            return_aux=flex.AuxRequest(lse=True),
+        )
+        return out, aux.lse
+    found = flex.flex_attention(
+        query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=True
+    )
+    return found[0], found[1]
+
+
+_COMPILED: list[Any] = []
+
+
+def _flex(compiled: bool) -> Any:
+    if not compiled:
+        return _flex_with_lse
+    if not _COMPILED:
+        _COMPILED.append(torch.compile(_flex_with_lse, dynamic=False))
+    return _COMPILED[0]
