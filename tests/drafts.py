@@ -128,7 +128,7 @@ def parts_of(model: Any, params: TrainParams, chunk: int = 2048) -> dict[str, An
     dtype = torch.bfloat16 if params.precision == "bf16" else torch.float32
     freeze_as(model, dtype)
     kernels = Kernels(compiled=False)
-    attention = "sdpa" if params.attention == "auto" else params.attention
+    attention = "eager" if params.attention == "auto" else params.attention
     return {
         "unroll": Unroll(
             model, steps=params.ttt_steps, attention=attention, dtype=dtype, kernels=kernels

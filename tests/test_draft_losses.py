@@ -81,7 +81,7 @@ def both(head: Path, tmp_path: Path, **values: Any) -> tuple[Any, ...]:
     "values",
     [
         pytest.param({}, id="default"),
-        pytest.param({"loss": "ce", "attention": "eager"}, id="ce, eager"),
+        pytest.param({"loss": "ce", "attention": "sdpa"}, id="ce, sdpa"),
         pytest.param({"ttt_step_loss_decay": 0.8, "ttt_steps": 4}, id="decay, four steps"),
         pytest.param({"draft": {"layers": 2, "kv_heads": 2}}, id="two layers, grouped heads"),
         pytest.param({"draft": {"sliding_window": 5}}, id="sliding window"),
@@ -115,21 +115,23 @@ def test_in_bf16_they_differ_by_its_rounding_alone(head: Path, tmp_path: Path) -
         assert float((own[name] - gradient).norm()) <= 0.04 * float(gradient.norm()), name
 
 
-def test_flex_attention_is_the_dense_one(head: Path, tmp_path: Path) -> None:
-    """What a GPU runs, on a CPU: the own keys of later steps join the softmax afterwards."""
+def test_every_attention_is_the_same_one(head: Path, tmp_path: Path) -> None:
+    """What a GPU runs, on a CPU: the own keys of later steps join the softmax afterwards; row by
+    row, they are columns of it."""
     found = []
     params = params_of(precision="fp32", draft={"kv_heads": 2})
     rows, states = random_rows(tmp_path / "rows", LENGTHS)
     batch = data_of(rows, states, params, range(3)).loader.load((0, 1, 2), 0)
     model = new_model(head, params)
-    for attention in ("flex", "sdpa"):
+    for attention in ("flex", "eager", "sdpa"):
         unroll = parts_of(model, params_of(precision="fp32", attention=attention))["unroll"]
         with torch.no_grad():
             found.append(unroll(batch))
     real = batch.document_ids >= 0
-    for step, (flex, dense) in enumerate(zip(*found, strict=True)):
+    for step, (flex, eager, dense) in enumerate(zip(*found, strict=True)):
         real[len(real) - step :] = False
         torch.testing.assert_close(flex[real], dense[real], atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(eager[real], dense[real], atol=2e-5, rtol=2e-5)
 
 
 def test_no_target_is_of_another_row(head: Path, tmp_path: Path) -> None:

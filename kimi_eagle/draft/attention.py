@@ -1,9 +1,11 @@
 """Attention of the unrolled draft over packed rows. Imports torch.
 
 At TTT step k a position attends to the keys of step 0 of its own row up to itself, and to its own
-keys of the steps 1 to k. Both implementations say the same:
+keys of the steps 1 to k. All implementations say the same:
 
-- `dense`: one product over all keys under a mask [positions, (k + 1) · positions];
+- `dense`: torch's attention over all keys under a mask [positions, (k + 1) · positions];
+- `eager`: row by row, the own keys as k further columns of the softmax: what many short rows in a
+  batch want, and a CPU;
 - `flex`: flex attention over the keys of step 0, and the own keys added to its softmax after (see
   `kernels.with_diagonals`): no mask grows, and no key is kept twice.
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kimi_eagle.draft.kernels import Kernels
 
@@ -38,25 +40,66 @@ def attends(document_ids: Any, window: int | None) -> Any:
 
 
 class Dense:
-    """`sdpa` or `eager` attention under a dense mask."""
+    """torch's attention under a dense mask."""
 
-    def __init__(self, document_ids: Any, steps: int, window: int | None, *, eager: bool):
+    def __init__(self, document_ids: Any, steps: int, window: int | None):
         first = attends(document_ids, window)
         own = torch.eye(len(document_ids), dtype=torch.bool, device=document_ids.device)
         self._mask = torch.cat([first, *[own] * (steps - 1)], dim=1)
-        self._eager = eager
 
     def __call__(self, query: Any, keys: list[Any], values: list[Any], scale: float) -> Any:
         groups = query.shape[0] // keys[0].shape[0]
         key = torch.cat(keys, dim=1).repeat_interleave(groups, 0)
         value = torch.cat(values, dim=1).repeat_interleave(groups, 0)
         mask = self._mask[:, : key.shape[1]]
-        if not self._eager:
-            batch = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0))
-            return scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale).squeeze(0)
-        scores = (query @ key.transpose(1, 2)).float() * scale
-        shares = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        return shares.to(value.dtype) @ value
+        batch = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0))
+        return scaled_dot_product_attention(*batch, attn_mask=mask, scale=scale).squeeze(0)
+
+
+class Eager:
+    """Row by row, scores in fp32."""
+
+    def __init__(self, lengths: tuple[int, ...], width: int, window: int | None, device: Any):
+        """Args: `lengths`: positions of each row; `width`: of the batch with its padding."""
+        self._lengths = lengths
+        self._left = width - sum(lengths)
+        self._longest = max(lengths)
+        at = torch.arange(self._longest, device=device)
+        query, key = at.unsqueeze(1), at.unsqueeze(0)
+        self._hidden = query < key
+        if window is not None:
+            self._hidden = self._hidden | (key <= query - window)
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, query: Any, keys: list[Any], values: list[Any], scale: float) -> Any:
+        groups = query.shape[0] // keys[0].shape[0]
+        q = self._by_row(query).float() * scale
+        k, *own_keys = (self._once(item, groups) for item in keys)
+        v, *own_values = (self._once(item, groups) for item in values)
+        scores = (q @ k.float().transpose(-1, -2)).masked_fill(self._hidden, float("-inf"))
+        own = [(q * item.float()).sum(-1, keepdim=True) for item in own_keys]
+        shares = torch.cat([scores, *own], dim=-1).softmax(-1).to(v.dtype)
+        out = shares[..., : self._longest] @ v
+        for number, value in enumerate(own_values, self._longest):
+            out = out + shares[..., number : number + 1] * value
+        return self._packed(out)
+
+    def _once(self, item: Any, groups: int) -> Any:
+        """Keys and values come again at every later step."""
+        if id(item) not in self._known:
+            self._known[id(item)] = self._by_row(item).repeat_interleave(groups, 1)
+        return self._known[id(item)]
+
+    def _by_row(self, item: Any) -> Any:
+        """[heads, positions, dim] → [rows, heads, longest, dim]; what a row lacks is zero, and
+        comes after every position that could see it."""
+        parts = item.split([*self._lengths, self._left], dim=1)[:-1]
+        return torch.stack([pad(part, (0, 0, 0, self._longest - part.shape[1])) for part in parts])
+
+    def _packed(self, item: Any) -> Any:
+        """The way back; padding gets zeros."""
+        parts = [item[row, :, :length] for row, length in enumerate(self._lengths)]
+        return pad(torch.cat(parts, dim=1), (0, 0, 0, self._left))
 
 
 class Flex:

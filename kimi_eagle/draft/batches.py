@@ -59,8 +59,13 @@ class PackedBatch:
     """bool [positions]: whether the token of a position is supervised."""
     rank: Any
     """int64 [positions]: a supervised position's number among those."""
-    tokens: int
-    """Positions that are no padding."""
+    lengths: tuple[int, ...]
+    """Positions of each row."""
+
+    @property
+    def tokens(self) -> int:
+        """Positions that are no padding."""
+        return sum(self.lengths)
 
     def to(self, device: Any) -> PackedBatch:
         """A copy on a device; from pinned memory it does not wait."""
@@ -171,7 +176,7 @@ class Loader:
             tuple(torch.cat(items) for items in starts),
             loss_mask,
             torch.cumsum(loss_mask, 0) - 1,
-            tokens,
+            tuple(lengths),
         )
         if not len(found.starts[0]):
             keys = ", ".join(self._sources[number].key[:12] for number in batch)

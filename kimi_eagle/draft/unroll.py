@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, pad
 
-from kimi_eagle.draft.attention import Attention, Dense, Flex
+from kimi_eagle.draft.attention import Attention, Dense, Eager, Flex
 from kimi_eagle.draft.batches import PackedBatch
 from kimi_eagle.draft.kernels import Kernels
 
@@ -72,8 +72,10 @@ class Unroll:
     def _attend(self, batch: PackedBatch, window: int | None) -> Attention:
         if self._attention == "flex":
             return Flex(batch.document_ids, window, self._kernels)
-        eager = self._attention == "eager"
-        return Dense(batch.document_ids, self._steps, window, eager=eager)
+        if self._attention == "sdpa":
+            return Dense(batch.document_ids, self._steps, window)
+        device = batch.document_ids.device
+        return Eager(batch.lengths, len(batch.document_ids), window, device)
 
 
 class _Cast:

@@ -146,7 +146,7 @@ def attention_of(name: str, device: Any) -> str:
     """What `auto` stands for on a device."""
     if name != "auto":
         return name
-    return "flex" if device.type == "cuda" else "sdpa"
+    return "flex" if device.type == "cuda" else "eager"
 
 
 @dataclass(frozen=True)

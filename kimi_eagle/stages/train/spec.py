@@ -136,7 +136,7 @@ class TrainParams(StageParams):
     """`bf16`: products in bf16, weights and optimizer in fp32; `fp32`: everything in fp32."""
     draft: DraftArchitecture = DraftArchitecture()
     attention: Literal["auto", "flex", "sdpa", "eager"] = "auto"
-    """`auto`: flex attention on a GPU, sdpa on a CPU."""
+    """`auto`: flex attention on a GPU, eager (row by row) on a CPU."""
     deterministic: bool = False
     """Ask for deterministic kernels on a GPU; a CPU has no others."""
     keep: Literal["best", "last"] | Keep = Keep()
