@@ -4,7 +4,8 @@
     python benchmarks/train.py --real    # Kimi-K2.5's dimensions, made-up rows, on one GPU
 
 Each side is a process of its own (`train_side.py`), warms up, and is timed over whole steps with
-one wait for the device before and one after. Figures: tokens are positions that are no padding.
+one wait for the device before and one after; on a CPU time is that of the processor. Tokens are
+positions that are no padding.
 """
 
 from __future__ import annotations

@@ -184,3 +184,22 @@ def test_more_epochs_go_on_only_where_that_is_exact(extracted: Project, tmp_path
     refused = project.submit()
     assert refused.code == 2
     assert "no checkpoint in this registry has this hash" in refused.err
+
+
+def test_two_processes_take_the_steps_of_one(extracted: Project, tmp_path: Path) -> None:
+    """gloo on a CPU, in fp32: the same losses within 1e-4, for the sums are in another order."""
+    curves = []
+    for devices in (1, 2):
+        project = extracted.copy(tmp_path / f"project{devices}")
+        more = f", accumulate: 2, precision: fp32, devices: {devices}"
+        project.write(manifest(epochs=2, more=more))
+        answer = project.submit()
+        assert answer.code == 0, answer.err
+        assert metrics_of(answer)["devices"] == devices
+        curves.append((dict(steps_seen(project)), metrics_of(answer)))
+    (one, whole), (two, shared) = curves
+    assert sorted(one) == sorted(two) == list(range(1, whole["steps"] + 1))
+    for step, values in one.items():
+        for name, value in values.items():
+            assert two[step][name] == pytest.approx(value, rel=1e-4, abs=1e-5), (step, name)
+    assert shared["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-4)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kimi_eagle.draft.kernels import Kernels
@@ -106,8 +107,6 @@ class Flex:
     """Flex attention; on a GPU compiled, which it is meant to be."""
 
     def __init__(self, document_ids: Any, window: int | None, kernels: Kernels):
-        from torch.nn.attention.flex_attention import create_block_mask
-
         def allowed(_batch: Any, _head: Any, query: Any, key: Any) -> Any:
             seen = (query >= key) & (document_ids[query] == document_ids[key])
             if window is not None:
@@ -115,17 +114,18 @@ class Flex:
             return (seen & (document_ids[query] != -1)) | (query == key)
 
         size = len(document_ids)
-        self._mask = create_block_mask(allowed, None, None, size, size, document_ids.device)
+        self._mask = flex.create_block_mask(allowed, None, None, size, size, document_ids.device)
         self._kernels = kernels
 
     def __call__(self, query: Any, keys: list[Any], values: list[Any], scale: float) -> Any:
-        out, lse = _flex(self._kernels.compiled)(
+        out, lse = _with_lse(
+            self._kernels.compiled,
             query.unsqueeze(0).contiguous(),
             keys[0].unsqueeze(0).contiguous(),
             values[0].unsqueeze(0).contiguous(),
-            self._mask,
-            scale,
-            query.shape[0] != keys[0].shape[0],
+            block_mask=self._mask,
+            scale=scale,
+            enable_gqa=query.shape[0] != keys[0].shape[0],
         )
         if len(keys) == 1:
             return out.squeeze(0)
@@ -140,34 +140,22 @@ class Flex:
         )
 
 
-def _flex_with_lse(
-    query: Any, key: Any, value: Any, mask: Any, scale: float, grouped: bool
-) -> tuple[Any, Any]:
-    from torch.nn.attention import flex_attention as flex
-
-    if hasattr(flex, "AuxRequest"):
-        out, aux = flex.flex_attention(
-            query,
-            key,
-            value,
-            block_mask=mask,
-            scale=scale,
-            enable_gqa=grouped,
-            return_aux=flex.AuxRequest(lse=True),
-        )
-        return out, aux.lse
-    found = flex.flex_attention(
-        query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=True
-    )
-    return found[0], found[1]
-
-
-_COMPILED: list[Any] = []
+_MADE: dict[bool, Any] = {}
 
 
 def _flex(compiled: bool) -> Any:
-    if not compiled:
-        return _flex_with_lse
-    if not _COMPILED:
-        _COMPILED.append(torch.compile(_flex_with_lse, dynamic=False))
-    return _COMPILED[0]
+    """Flex attention, compiled once for all batches: whose mask it is does not matter."""
+    if compiled not in _MADE:
+        plain = flex.flex_attention
+        _MADE[compiled] = torch.compile(plain, dynamic=False) if compiled else plain
+    return _MADE[compiled]
+
+
+def _with_lse(compiled: bool, *given: Any, **options: Any) -> tuple[Any, Any]:
+    """Attention, and the log of the sum of its exponentials (asked for otherwise before 2.9)."""
+    if hasattr(flex, "AuxRequest"):
+        aux = flex.AuxRequest(lse=True)
+        out, more = _flex(compiled)(*given, **options, return_aux=aux)
+        return out, more.lse
+    out, lse = _flex(compiled)(*given, **options, return_lse=True)
+    return out, lse

@@ -155,7 +155,7 @@ class Trainer:
         while self._progress.epoch < self._params.epochs:
             self._epoch()
         if self._kept is None:  # nothing was validated, or the last epoch is asked for
-            self._kept = checkpoint_weights(self._model, self._parameters)
+            self._kept = self._weights()
             now = self._progress
             self._progress = replace(now, kept=now.validation, kept_epoch=now.epoch)
 
@@ -277,15 +277,20 @@ class Trainer:
         if best is not None and validation["loss"] >= best:
             return
         epoch = self._progress.epoch
-        self._kept = checkpoint_weights(self._model, self._parameters)
+        self._kept = self._weights()
         self._progress = replace(
             self._progress, best_loss=validation["loss"], kept=validation, kept_epoch=epoch
         )
 
+    def _weights(self) -> dict[str, Any]:
+        """The weights as they are now, as a checkpoint has them; the first process holds them."""
+        first = self._peers.rank == 0
+        return checkpoint_weights(self._model, self._parameters) if first else {}
+
     def _save_if_due(self) -> None:
         params = self._params
         due = params.save_steps is not None and self._progress.step % params.save_steps == 0
-        if params.save_minutes is not None and self._peers.size == 1:
+        if params.save_minutes is not None:
             due |= time.monotonic() - self._saved_at > params.save_minutes * 60
         stopping = self._stopping()
         if due or stopping:

@@ -115,17 +115,19 @@ class _Layer:
         self._values: list[Any] = []
         self._shares: list[Any] = []
         attention = layer.self_attn
-        self._projections = [
-            weights(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-        ]
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._projections = [weights(part.weight) for part in projections]
+        # Of the first layer: the half for embeddings, and that for states. Split here alone, so
+        # that the gradients of all steps meet in each half before they are put together.
+        self._halves: list[Any] = []
+        if first:
+            self._halves = [w.split(w.shape[1] // 2, dim=1) for w in self._projections]
 
     def embed(self, embeds: Any) -> None:
         """Take the embeddings [positions, hidden] of step 0, and compute their share of queries,
         keys and values."""
-        norm = self._layer.input_layernorm
-        width = embeds.shape[-1]
-        normed = self._norm(embeds, norm)
-        self._shares = [linear(normed, weight[:, :width]) for weight in self._projections]
+        normed = self._norm(embeds, self._layer.input_layernorm)
+        self._shares = [linear(normed, half) for half, _ in self._halves]
 
     def __call__(self, hidden: Any, step: int, cos: Any, sin: Any, attend: Attention) -> Any:
         """The layer's output at a TTT step: fp32 [positions, hidden] in and out."""
@@ -135,10 +137,9 @@ class _Layer:
             normed = self._norm(hidden, layer.hidden_norm)
             if self._before_residual:
                 residual = normed.float()
-            width = hidden.shape[-1]
             parts = [
-                torch.addmm(pad(share[step:], (0, 0, 0, step)), normed, weight[:, width:].t())
-                for share, weight in zip(self._shares, self._projections, strict=True)
+                torch.addmm(pad(share[step:], (0, 0, 0, step)), normed, half.t())
+                for share, (_, half) in zip(self._shares, self._halves, strict=True)
             ]
         else:
             normed = self._norm(hidden, layer.input_layernorm)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.draft import snapshot as snapshots
 from kimi_eagle.draft.batches import Loader, Source, item_of
 from kimi_eagle.draft.checkpoint import BadCheckpoint, write_checkpoint
@@ -21,14 +23,16 @@ from kimi_eagle.draft.figures import Diverged, Impossible, StepFigures
 from kimi_eagle.draft.kernels import Kernels
 from kimi_eagle.draft.losses import Heads
 from kimi_eagle.draft.model import BadStart, build, freeze_as, init_vocab, prove_frozen, start_from
+from kimi_eagle.draft.peers import FIGURES, Group, RanksFailed, launch, leave_failure
 from kimi_eagle.draft.probe import Agreement, probe
 from kimi_eagle.draft.snapshot import BadSnapshot, Progress
-from kimi_eagle.draft.trainer import Data, Stopped, Trainer
+from kimi_eagle.draft.trainer import Alone, Data, Peers, Stopped, Trainer
 from kimi_eagle.draft.unroll import Unroll
 from kimi_eagle.draft.vocab import BadVocab, VocabMap, load_map
-from kimi_eagle.job import StageFailed
+from kimi_eagle.job import EVENTS, JOB, EventWriter, Job, StageFailed
 from kimi_eagle.rows.table import TRAIN, VALIDATE, Rows, load_rows
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.train.spec import TrainParams
 from kimi_eagle.states.index import Place, StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, StateRow, read_rows
 from kimi_eagle.states.shards import ShardReader
@@ -36,8 +40,38 @@ from kimi_eagle.verifiers.facts import read_facts
 
 
 def run(context: Context) -> dict[str, Any]:
+    if context.params.devices == 1:
+        return _told(context, Alone())
+    job = Path(context.job.folder) / JOB
     try:
-        return _run(context)
+        return dict(json.loads(launch("kimi_eagle.stages.train.run", job, context.params.devices)))
+    except RanksFailed as error:
+        raise StageFailed(str(error)) from None
+
+
+def main(arguments: list[str]) -> int:
+    """One of several processes: `torchrun -m kimi_eagle.stages.train.run JOB.json`."""
+    job = Path(arguments[0])
+    read = Job.read(job)
+    params = TrainParams.model_validate(read.params, strict=False)
+    context = Context(read, params, EventWriter(job.parent / EVENTS))
+    group = Group()
+    try:
+        figures = _told(context, group)
+        if group.rank == 0:
+            write_json(job.parent / FIGURES, figures)
+    except StageFailed as error:
+        leave_failure(job, str(error))
+        return 1
+    finally:
+        group.close()
+    return 0
+
+
+def _told(context: Context, peers: Peers) -> dict[str, Any]:
+    """Raises: StageFailed, for everything that can be wrong with what training is given."""
+    try:
+        return _run(context, peers)
     except (BadStart, BadVocab, BadSnapshot, Diverged, Impossible) as error:
         raise StageFailed(str(error)) from None
     except BadCheckpoint as error:
@@ -46,7 +80,7 @@ def run(context: Context) -> dict[str, Any]:
         raise StageFailed("stopped; what was done is saved, and submitting again goes on") from None
 
 
-def _run(context: Context) -> dict[str, Any]:
+def _run(context: Context, peers: Peers) -> dict[str, Any]:
     params = context.params
     head = context.path("head")
     facts = read_facts(json.loads((head / "config.json").read_text("utf-8")))
@@ -77,7 +111,7 @@ def _run(context: Context) -> dict[str, Any]:
     )
     rows = _rows(context, pin=device.type == "cuda")
     agreement = _agreement(params, rows, heads, head, vocab, facts.rms_norm_eps, device)
-    reporter = _Reporter(context)
+    reporter = _Reporter(context, silent=peers.rank != 0)
     trainer = Trainer(
         model,
         params,
@@ -86,18 +120,20 @@ def _run(context: Context) -> dict[str, Any]:
         unroll=unroll,
         heads=heads,
         device=device,
+        peers=peers,
         report=reporter.step,
         report_validation=reporter.validation,
         snapshots=context.snapshots if context.job.saves else None,
         announce=lambda name, progress: _announce(context, name, progress),
-        stopping=_asked_to_stop(),
+        # Several would have to agree on the step: they are ended, and go on from what was saved.
+        stopping=_asked_to_stop() if peers.size == 1 else lambda: False,
     )
     reporter.total = trainer.total
     resumed = context.job.inputs.get("resume")
     if resumed:
         trainer.resume(snapshots.read(Path(resumed[0].path)))
         done = trainer.progress
-        context.events.note(
+        reporter.note(
             f"goes on from step {done.step} of {trainer.total} (epoch {done.epoch}, "
             f"checkpoint {resumed[0].digest[:12]})"
         )
@@ -106,7 +142,8 @@ def _run(context: Context) -> dict[str, Any]:
     trainer.run()
     seconds = time.monotonic() - started
     assert trainer.kept is not None, "a training that ended has weights"
-    write_checkpoint(context.out("checkpoint"), model.config, trainer.kept, None)
+    if peers.rank == 0:
+        write_checkpoint(context.out("checkpoint"), model.config, trainer.kept, None)
     kept = trainer.progress.kept or {}
     accuracies = {f"full_acc_{k}": kept.get(f"full_acc_{k}") for k in range(params.ttt_steps)}
     measured = [value for value in accuracies.values() if value is not None]
@@ -122,7 +159,10 @@ def _run(context: Context) -> dict[str, Any]:
         "simulated_acceptance_length": 1 + sum(measured) if measured else None,
         **rows.figures,
         "tokens": rows.positions * params.epochs,
-        "tokens_per_second": round(trainer.tokens_run / seconds, 1) if trainer.tokens_run else None,
+        "tokens_per_second": round(trainer.tokens_run * peers.size / seconds, 1)
+        if trainer.tokens_run
+        else None,
+        "devices": peers.size,
         "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "embed_tokens_digest": frozen["model.embed_tokens.weight"],
         "lm_head_digest": frozen["lm_head.weight"],
@@ -285,11 +325,18 @@ def _announce(context: Context, name: str, progress: Progress) -> None:
 class _Reporter:
     """Passes figures on as events."""
 
-    def __init__(self, context: Context):
-        self._events = context.events
+    def __init__(self, context: Context, *, silent: bool):
+        """Args: `silent`: another process says the same."""
+        self._events = None if silent else context.events
         self.total = 0
 
+    def note(self, text: str) -> None:
+        if self._events is not None:
+            self._events.note(text)
+
     def step(self, figures: StepFigures, rates: dict[str, float]) -> None:
+        if self._events is None:
+            return
         milliseconds = sum(figures.milliseconds.values())
         lr: Any = rates if len(rates) > 1 else next(iter(rates.values()))
         self._events.emit(
@@ -311,5 +358,10 @@ class _Reporter:
         )
 
     def validation(self, epoch: int, values: dict[str, float]) -> None:
-        named = {f"{name}_epoch": value for name, value in values.items()}
-        self._events.emit("metric", split="val", epoch=epoch, values=named)
+        if self._events is not None:
+            named = {f"{name}_epoch": value for name, value in values.items()}
+            self._events.emit("metric", split="val", epoch=epoch, values=named)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
