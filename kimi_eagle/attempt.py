@@ -42,7 +42,7 @@ from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ShardRecord
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.registry.schema import FILE
-from kimi_eagle.snapshots import Saved, Snapshots
+from kimi_eagle.snapshots import Saved, Snapshots, starts_anew
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import StageParams
 from kimi_eagle.stages.train.spec import TrainParams
@@ -152,6 +152,11 @@ class Attempts:
         # What is made again to be compared is made from the start.
         training = _training(given) if disposition == "executed" else None
         resumed = self._snapshots.latest(document, training) if training else None
+        if training is not None and resumed is None:
+            before = self._registry.latest_of(stage.kind, stage.name)
+            anew = starts_anew(before.document if before else None, document)
+            if anew is not None:
+                self._reporter.note(f"{stage.name}: {anew}")
         inputs = given.records(stage)
         if resumed is not None:
             inputs["resume"] = [resumed.record.digest]

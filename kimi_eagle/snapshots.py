@@ -163,6 +163,21 @@ def kept(saved: Sequence[Saved], keep: Keep, *, last: bool = True) -> set[str]:
     return {item.record.digest for item in wanted}
 
 
+def starts_anew(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:
+    """Why a training that differs from one before in its epochs alone cannot go on from it."""
+    if before is None or before == now:
+        return None
+    epochs = before["parameters"].get("epochs"), now["parameters"]["epochs"]
+    same_but = {**before["parameters"], "epochs": epochs[1]}
+    scheduler = now["parameters"]["scheduler"]
+    if {**before, "parameters": same_but} != now or scheduler in STEADY:
+        return None
+    return (
+        f"epochs {epochs[0]} → {epochs[1]}: the {scheduler} schedule falls over all of them, so "
+        "training starts from the beginning (with `scheduler: constant` or `none` it would go on)"
+    )
+
+
 def _by_loss(saved: Saved) -> tuple[float, int]:
     assert saved.loss is not None
     return saved.loss, saved.step

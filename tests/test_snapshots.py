@@ -16,7 +16,7 @@ from kimi_eagle.job import SNAPSHOTS
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.registry.store import Registry
-from kimi_eagle.snapshots import Saved, Snapshots, kept
+from kimi_eagle.snapshots import Saved, Snapshots, kept, starts_anew
 from kimi_eagle.stages.train.spec import Keep, Train, TrainParams, trajectory_of
 
 BASE = {"kind": "train", "head": "h", "states": "s", "vocab": "v"}
@@ -88,6 +88,18 @@ def test_more_epochs_are_the_same_trajectory_where_the_schedule_is_steady(schedu
     assert three != five
     steady = scheduler in ("constant", "none")
     assert (trajectory_of(three) == trajectory_of(five)) is steady
+
+
+def test_why_more_epochs_start_anew_is_said() -> None:
+    three, five = document_of(epochs=3), document_of(epochs=5)
+    found = starts_anew(three, five)
+    assert found is not None
+    assert "epochs 3 → 5: the linear schedule falls over all of them" in found
+    assert starts_anew(three, three) is None
+    assert starts_anew(None, five) is None
+    assert starts_anew(document_of(epochs=3, lr=1e-4), five) is None
+    steady = {"scheduler": "none"}
+    assert starts_anew(document_of(**steady, epochs=3), document_of(**steady, epochs=5)) is None
 
 
 def test_what_changes_nothing_is_not_in_the_key() -> None:
