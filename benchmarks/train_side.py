@@ -22,15 +22,12 @@ from safetensors.torch import save_file
 from train import Setup
 
 from kimi_eagle.draft.batches import Loader, Source, item_of
-from kimi_eagle.draft.kernels import Kernels
-from kimi_eagle.draft.losses import Heads
+from kimi_eagle.draft.compute import compute_of
 from kimi_eagle.draft.model import build, freeze_as
 from kimi_eagle.draft.packing import step as step_of
 from kimi_eagle.draft.trainer import Data, Stopped, Trainer
-from kimi_eagle.draft.unroll import Unroll
 from kimi_eagle.draft.vocab import VocabMap, load_map
 from kimi_eagle.rows.table import TRAIN, load_rows, save_rows
-from kimi_eagle.stages.train.run import attention_of
 from kimi_eagle.stages.train.spec import TrainParams
 from kimi_eagle.states.index import Place, StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, read_rows, shard_path
@@ -210,16 +207,18 @@ def ours(setup: Setup) -> dict[str, Any]:
         model = new_model(material, params)
         freeze_as(model, torch.bfloat16)
         model.to(DEVICE)
-        kernels = Kernels(compiled=setup.compiled and DEVICE.type == "cuda")
-        attention = attention_of(params.attention, DEVICE)
-        common = {"dtype": torch.bfloat16, "kernels": kernels}
-        unroll = Unroll(model, steps=params.ttt_steps, attention=attention, **common)
-        heads = Heads(model, loss="kl_div", decay=1.0, **common)
+        compiled = setup.compiled and DEVICE.type == "cuda"
+        attention = setup.attention
+        if attention == "auto":
+            attention = "flex" if compiled else "sdpa" if DEVICE.type == "cuda" else "eager"
+        compute = compute_of(model, params, attention, compiled=compiled)
         data = material.data(setup, params)
         numbers = first_rows(data.items, setup.batch_tokens)
         batch = data.loader.load(numbers, 0).to(DEVICE)
         step = step_of(data.items, 0, [numbers])
-        first = float(heads(unroll(batch), batch, step.supervised)[0].detach())
+        loss, _ = compute.heads(compute.unroll(batch), batch, step.supervised)
+        first = float(loss.detach())
+        del loss, batch
         model.zero_grad(set_to_none=True)
         seen: list[dict[str, float]] = []
         trainer = TimedTrainer(
@@ -227,8 +226,7 @@ def ours(setup: Setup) -> dict[str, Any]:
             params,
             data,
             None,
-            unroll=unroll,
-            heads=heads,
+            compute=compute,
             device=DEVICE,
             report=lambda figures, _rates, seen=seen: seen.append(dict(figures.milliseconds)),
             stopping=lambda: False,
@@ -248,9 +246,9 @@ def ours(setup: Setup) -> dict[str, Any]:
             "peak_bytes": peak(),
             "flops_per_token": flops_per_token(model, params),
             "first_loss": first,
-            "compiled": kernels.compiled,
+            "compiled": compiled,
         }
-        del model, unroll, heads, trainer
+        del model, compute, trainer
     return found
 
 

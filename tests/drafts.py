@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from kimi_eagle.draft.batches import Loader, Source, item_of
+from kimi_eagle.draft.compute import Compute, dtype_of
 from kimi_eagle.draft.kernels import Kernels
 from kimi_eagle.draft.losses import Heads
 from kimi_eagle.draft.model import build, freeze_as
@@ -123,26 +124,17 @@ def data_of(rows: Rows, states: Any, params: TrainParams, numbers: Sequence[int]
     return Data(items, loader)
 
 
-def parts_of(model: Any, params: TrainParams, chunk: int = 2048) -> dict[str, Any]:
-    """What a trainer of the model needs, on a CPU."""
-    dtype = torch.bfloat16 if params.precision == "bf16" else torch.float32
+def parts_of(model: Any, params: TrainParams, chunk: int = 2048) -> Compute:
+    """What a trainer runs a batch of the model through, on a CPU."""
+    dtype = dtype_of(params)
     freeze_as(model, dtype)
     kernels = Kernels(compiled=False)
     attention = "eager" if params.attention == "auto" else params.attention
-    return {
-        "unroll": Unroll(
-            model, steps=params.ttt_steps, attention=attention, dtype=dtype, kernels=kernels
-        ),
-        "heads": Heads(
-            model,
-            loss=params.loss,
-            decay=params.ttt_step_loss_decay,
-            dtype=dtype,
-            kernels=kernels,
-            chunk=chunk,
-        ),
-        "device": CPU,
-    }
+    common = {"dtype": dtype, "kernels": kernels}
+    unroll = Unroll(model, steps=params.ttt_steps, attention=attention, **common)
+    decay = params.ttt_step_loss_decay
+    heads = Heads(model, loss=params.loss, decay=decay, chunk=chunk, **common)
+    return Compute(unroll, heads, attention, compiled=False)
 
 
 def new_trainer(
@@ -150,5 +142,7 @@ def new_trainer(
 ) -> Trainer:
     model = new_model(head, params, params.seed)
     report = more.pop("report", lambda _figures, _rates: None)
-    given = {**parts_of(model, params), "report": report, **more}
-    return Trainer(model, params, train, validate, **given)
+    compute = parts_of(model, params)
+    return Trainer(
+        model, params, train, validate, compute=compute, device=CPU, report=report, **more
+    )

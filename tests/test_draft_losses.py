@@ -71,7 +71,7 @@ def both(head: Path, tmp_path: Path, **values: Any) -> tuple[Any, ...]:
     their_gradients = {name: item.grad.clone() for name, item in trained(model).items()}
     model.zero_grad(set_to_none=True)
     parts = parts_of(model, params, chunk=7)
-    ours, tally = parts["heads"](parts["unroll"](batch), batch, step.supervised)
+    ours, tally = parts.heads(parts.unroll(batch), batch, step.supervised)
     ours.backward()
     our_gradients = {name: item.grad for name, item in trained(model).items()}
     return ours, our_gradients, tally, theirs, their_gradients, metrics, step
@@ -124,7 +124,7 @@ def test_every_attention_is_the_same_one(head: Path, tmp_path: Path) -> None:
     batch = data_of(rows, states, params, range(3)).loader.load((0, 1, 2), 0)
     model = new_model(head, params)
     for attention in ("flex", "eager", "sdpa"):
-        unroll = parts_of(model, params_of(precision="fp32", attention=attention))["unroll"]
+        unroll = parts_of(model, params_of(precision="fp32", attention=attention)).unroll
         with torch.no_grad():
             found.append(unroll(batch))
     real = batch.document_ids >= 0
@@ -148,7 +148,7 @@ def test_no_target_is_of_another_row(head: Path, tmp_path: Path) -> None:
         packed = data.loader.load(batch, 0)
         totals = (1, 1, 1)
         with torch.no_grad():
-            return float(parts["heads"](parts["unroll"](packed), packed, totals)[0])
+            return float(parts.heads(parts.unroll(packed), packed, totals)[0])
 
     assert loss((0, 1, 2)) == pytest.approx(loss((0,)) + loss((1,)) + loss((2,)), rel=1e-5)
 
@@ -181,7 +181,7 @@ def test_four_aux_layers_make_no_other_assumption(head: Path, tmp_path: Path) ->
     parts = parts_of(model, params)
     batch = data_of(rows, states, params, [0]).loader.load((0,), 0)
     assert batch.hidden_states.dtype == torch.bfloat16
-    loss, _ = parts["heads"](parts["unroll"](batch), batch, (15, 14, 13))
+    loss, _ = parts.heads(parts.unroll(batch), batch, (15, 14, 13))
     assert torch.isfinite(loss)
 
 

@@ -125,8 +125,7 @@ def test_stopped_after_any_step_it_ends_in_the_same_bytes(
         assert again.steps_run == whole.total - stop
         assert [step for step, _ in done] == list(range(1, whole.total + 1)), "each step once"
         assert dict(done) == expected, "losses, accuracies and learning rates are the same"
-        assert whole.kept is not None
-        assert again.kept is not None
+        assert whole.kept
         assert same(whole.kept, again.kept)
         ours, theirs = bytes_of(last_of(folder)), bytes_of(last_of(tmp_path / "whole"))
         del ours["state.json"], theirs["state.json"]  # which names the snapshot before
@@ -145,8 +144,7 @@ def test_more_epochs_go_on_where_fewer_ended(
     assert more.steps_run == more.total - short.total > 0
     whole = trainer_of(head, rows, epochs=2, **steady)
     whole.run()
-    assert whole.kept is not None
-    assert more.kept is not None
+    assert whole.kept
     assert same(whole.kept, more.kept)
 
 
@@ -238,7 +236,7 @@ def test_a_step_of_two_batches_has_the_gradient_of_both_together(
         step = step_of(data.items, 0, batches)
         for numbers in step.batches:
             batch = data.loader.load(numbers, 0)
-            parts["heads"](parts["unroll"](batch), batch, step.supervised)[0].backward()
+            parts.heads(parts.unroll(batch), batch, step.supervised)[0].backward()
         found.append({name: item.grad for name, item in trained(model).items()})
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
@@ -298,14 +296,14 @@ def test_a_norm_that_is_left_out_is_seen(head: Path, rows: tuple[Any, Any]) -> N
     model = new_model(head, params)
     batch = data_of(*rows, params, TRAIN).loader.load((0, 1), 0)
     parts = parts_of(model, params)
-    found = probe(batch, parts["heads"], head, vocab_map(), 1e-5)
+    found = probe(batch, parts.heads, head, vocab_map(), 1e-5)
     assert found.aims == 1.0
     assert found.positions == len(batch.starts[0])
     assert 0 <= found.next_token <= 1
     model.verifier_norm = torch.nn.Identity()
     model.verifier_norm.weight = torch.ones(1)
     batch.last_states.add_(0.5)
-    assert probe(batch, parts["heads"], head, vocab_map(), 1e-5).aims < 0.97
+    assert probe(batch, parts.heads, head, vocab_map(), 1e-5).aims < 0.97
 
 
 def test_muons_orthogonalization_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,10 +165,17 @@ def copy_into(parameters: Mapping[str, Any], weights: Mapping[str, Any], origin:
             parameter.copy_(weights[name])
 
 
+def as_served(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of trained parameters as a checkpoint holds them: in bf16, on the CPU."""
+    return {
+        name: item.detach().to(torch.bfloat16, copy=True).cpu() for name, item in parameters.items()
+    }
+
+
 def checkpoint_weights(model: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a checkpoint of the model holds: floating tensors in bf16, on the CPU.
 
-    Args: `values`: the trained parameters, by name.
+    Args: `values`: the trained parameters, by name, see `as_served`.
     """
     state = {**model.state_dict(), **values}
     return {

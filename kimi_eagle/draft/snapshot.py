@@ -4,7 +4,7 @@
     model.safetensors      the trained parameters, fp32
     optimizer.safetensors  every tensor of the optimizer's state, fp32
     rng.safetensors        the states of the generators
-    kept.safetensors       the weights of the best epoch so far, bf16 (where one is kept)
+    kept.safetensors       the trained parameters of the best epoch so far, bf16 (where one is kept)
 
 The learning rate is a function of the step and needs no state, and neither does the order of the
 rows. A folder is written under another name, made to last, and renamed: it is whole or not there.

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import torch
 
 from kimi_eagle.draft.batches import Loader, Wanted, ahead, on_device
+from kimi_eagle.draft.compute import Compute
 from kimi_eagle.draft.figures import Clock, Figures, Impossible, StepFigures, add, values_of
-from kimi_eagle.draft.losses import Heads, Tally
-from kimi_eagle.draft.model import checkpoint_weights, copy_into, trained
+from kimi_eagle.draft.losses import Tally
+from kimi_eagle.draft.model import as_served, checkpoint_weights, copy_into, trained
 from kimi_eagle.draft.optimizers import Optimizer, clip
 from kimi_eagle.draft.packing import Item, Step, step, steps_of
 from kimi_eagle.draft.schedule import factor, warmup_of
 from kimi_eagle.draft.snapshot import Progress, Snapshot, restore_generators, write
-from kimi_eagle.draft.unroll import Unroll
 from kimi_eagle.stages.train.spec import TrainParams
 
 
@@ -70,8 +70,7 @@ class Trainer:
         train: Data,
         validate: Data | None,
         *,
-        unroll: Unroll,
-        heads: Heads,
+        compute: Compute,
         device: Any,
         peers: Peers | None = None,
         report: Callable[[StepFigures, dict[str, float]], None],
@@ -91,8 +90,8 @@ class Trainer:
         self._params = params
         self._train = train
         self._validate = validate
-        self._unroll = unroll
-        self._heads = heads
+        self._unroll = compute.unroll
+        self._heads = compute.heads
         self._device = device
         self._peers = peers or Alone()
         self._report = report
@@ -118,9 +117,13 @@ class Trainer:
         return self._progress
 
     @property
-    def kept(self) -> dict[str, Any] | None:
-        """The weights that become the stage's checkpoint."""
-        return self._kept
+    def kept(self) -> dict[str, Any]:
+        """The trained weights that are kept, bf16; empty before there are any."""
+        return self._kept or {}
+
+    def checkpoint(self) -> dict[str, Any]:
+        """All weights of what becomes the stage's checkpoint."""
+        return checkpoint_weights(self._model, self.kept)
 
     def steps_of(self, epoch: int) -> list[Step]:
         """The optimizer steps of an epoch; every row is in one of them."""
@@ -283,9 +286,8 @@ class Trainer:
         )
 
     def _weights(self) -> dict[str, Any]:
-        """The weights as they are now, as a checkpoint has them; the first process holds them."""
-        first = self._peers.rank == 0
-        return checkpoint_weights(self._model, self._parameters) if first else {}
+        """The trained weights as they are now; the first process holds them."""
+        return as_served(self._parameters) if self._peers.rank == 0 else {}
 
     def _save_if_due(self) -> None:
         params = self._params

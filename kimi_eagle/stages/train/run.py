@@ -17,17 +17,15 @@ import torch
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.draft import snapshot as snapshots
-from kimi_eagle.draft.batches import Loader, Source, item_of
+from kimi_eagle.draft.batches import Loader, PackedBatch, Source, item_of
 from kimi_eagle.draft.checkpoint import BadCheckpoint, write_checkpoint
+from kimi_eagle.draft.compute import Compute, dtype_of, that_works
 from kimi_eagle.draft.figures import Diverged, Impossible, StepFigures
-from kimi_eagle.draft.kernels import Kernels
-from kimi_eagle.draft.losses import Heads
 from kimi_eagle.draft.model import BadStart, build, freeze_as, init_vocab, prove_frozen, start_from
 from kimi_eagle.draft.peers import FIGURES, Group, RanksFailed, launch, leave_failure
 from kimi_eagle.draft.probe import Agreement, probe
 from kimi_eagle.draft.snapshot import BadSnapshot, Progress
 from kimi_eagle.draft.trainer import Alone, Data, Peers, Stopped, Trainer
-from kimi_eagle.draft.unroll import Unroll
 from kimi_eagle.draft.vocab import BadVocab, VocabMap, load_map
 from kimi_eagle.job import EVENTS, JOB, EventWriter, Job, StageFailed
 from kimi_eagle.rows.table import TRAIN, VALIDATE, Rows, load_rows
@@ -95,30 +93,19 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
     frozen = prove_frozen(model, head, vocab)
     if params.init_from is not None:
         start_from(model, context.path("init_from"))
-    dtype = torch.bfloat16 if params.precision == "bf16" else torch.float32
-    freeze_as(model, dtype)
+    freeze_as(model, dtype_of(params))
     model.to(device)
-    kernels = Kernels(compiled=device.type == "cuda")
-    unroll = Unroll(
-        model,
-        steps=params.ttt_steps,
-        attention=attention_of(params.attention, device),
-        dtype=dtype,
-        kernels=kernels,
-    )
-    heads = Heads(
-        model, loss=params.loss, decay=params.ttt_step_loss_decay, dtype=dtype, kernels=kernels
-    )
-    rows = _rows(context, pin=device.type == "cuda")
-    agreement = _agreement(params, rows, heads, head, vocab, facts.rms_norm_eps, device)
     reporter = _Reporter(context, silent=peers.rank != 0)
+    rows = _rows(context, pin=device.type == "cuda")
+    batch = rows.train.loader.load(_probed(rows.train), 0).to(device)
+    compute = that_works(model, params, device, batch, reporter.note)
+    agreement = _agreement(params, batch, compute, head, vocab, facts.rms_norm_eps)
     trainer = Trainer(
         model,
         params,
         rows.train,
         rows.validate,
-        unroll=unroll,
-        heads=heads,
+        compute=compute,
         device=device,
         peers=peers,
         report=reporter.step,
@@ -141,9 +128,8 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
     started = time.monotonic()
     trainer.run()
     seconds = time.monotonic() - started
-    assert trainer.kept is not None, "a training that ended has weights"
     if peers.rank == 0:
-        write_checkpoint(context.out("checkpoint"), model.config, trainer.kept, None)
+        write_checkpoint(context.out("checkpoint"), model.config, trainer.checkpoint(), None)
     kept = trainer.progress.kept or {}
     accuracies = {f"full_acc_{k}": kept.get(f"full_acc_{k}") for k in range(params.ttt_steps)}
     measured = [value for value in accuracies.values() if value is not None]
@@ -163,6 +149,8 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
         if trainer.tokens_run
         else None,
         "devices": peers.size,
+        "attention": compute.attention,
+        "compiled": compute.compiled,
         "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "embed_tokens_digest": frozen["model.embed_tokens.weight"],
         "lm_head_digest": frozen["lm_head.weight"],
@@ -180,13 +168,6 @@ def seed_everything(seed: int, *, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def attention_of(name: str, device: Any) -> str:
-    """What `auto` stands for on a device."""
-    if name != "auto":
-        return name
-    return "flex" if device.type == "cuda" else "eager"
 
 
 @dataclass(frozen=True)
@@ -267,17 +248,10 @@ def _data(
 
 
 def _agreement(
-    params: Any,
-    rows: _RowsToTrainOn,
-    heads: Heads,
-    head: Path,
-    vocab: VocabMap,
-    eps: float,
-    device: Any,
+    params: Any, batch: PackedBatch, compute: Compute, head: Path, vocab: VocabMap, eps: float
 ) -> Agreement:
     """Raises: StageFailed: training would aim at other tokens than the verifier."""
-    batch = rows.train.loader.load(_probed(rows.train), 0).to(device)
-    found: Agreement = probe(batch, heads, head, vocab, eps)
+    found: Agreement = probe(batch, compute.heads, head, vocab, eps)
     if found.aims < params.min_agreement:
         raise StageFailed(
             f"of {found.positions} probed positions, training would aim at the verifier's most "
