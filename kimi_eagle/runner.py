@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,9 @@ from kimi_eagle.artifacts.files import write_json, write_text
 from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
-from kimi_eagle.books import Books
+from kimi_eagle.books import STAGES, Books
 from kimi_eagle.history import History
+from kimi_eagle.job import EVENTS
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
@@ -289,7 +290,17 @@ class Runner:
             for folder in staging.iterdir() if staging.is_dir() else ():
                 run_id = folder.name.split("-")[0]
                 if not held(self.root / run_id / ALIVE):
+                    self._keep_events(run_id, folder)
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep_events(self, run_id: str, folder: Path) -> None:
+        """What a stage told before its coordinator died is kept with its run: the curves of a
+        training that goes on in another."""
+        stage = folder.name.removeprefix(f"{run_id}-").rpartition("-")[0]
+        target = self.root / run_id / STAGES / f"{stage}.events"
+        if stage and (folder / EVENTS).exists() and target.parent.is_dir() and not target.exists():
+            with suppress(OSError):
+                shutil.copyfile(folder / EVENTS, target)
 
 
 @contextmanager
