@@ -201,25 +201,27 @@ class TimedTrainer(Trainer):
 
 def ours(setup: Setup) -> dict[str, Any]:
     material = Material(setup)
+    params = material.params(setup, setup.optimizers[0])
+    model = new_model(material, params)
+    freeze_as(model, torch.bfloat16)
+    model.to(DEVICE)
+    compiled = setup.compiled and DEVICE.type == "cuda"
+    attention = setup.attention
+    if attention == "auto":
+        attention = "flex" if compiled else "sdpa" if DEVICE.type == "cuda" else "eager"
+    compute = compute_of(model, params, attention, compiled=compiled)
+    data = material.data(setup, params)
+    numbers = first_rows(data.items, setup.batch_tokens)
+    batch = data.loader.load(numbers, 0).to(DEVICE)
+    step = step_of(data.items, 0, [numbers])
+    loss, _ = compute.heads(compute.unroll(batch), batch, step.supervised)
+    loss.backward()
+    model.zero_grad(set_to_none=True)
+    first = float(loss.detach())
+    del loss, batch
     found = {}
     for optimizer in setup.optimizers:
         params = material.params(setup, optimizer)
-        model = new_model(material, params)
-        freeze_as(model, torch.bfloat16)
-        model.to(DEVICE)
-        compiled = setup.compiled and DEVICE.type == "cuda"
-        attention = setup.attention
-        if attention == "auto":
-            attention = "flex" if compiled else "sdpa" if DEVICE.type == "cuda" else "eager"
-        compute = compute_of(model, params, attention, compiled=compiled)
-        data = material.data(setup, params)
-        numbers = first_rows(data.items, setup.batch_tokens)
-        batch = data.loader.load(numbers, 0).to(DEVICE)
-        step = step_of(data.items, 0, [numbers])
-        loss, _ = compute.heads(compute.unroll(batch), batch, step.supervised)
-        first = float(loss.detach())
-        del loss, batch
-        model.zero_grad(set_to_none=True)
         seen: list[dict[str, float]] = []
         trainer = TimedTrainer(
             model,
@@ -229,7 +231,6 @@ def ours(setup: Setup) -> dict[str, Any]:
             compute=compute,
             device=DEVICE,
             report=lambda figures, _rates, seen=seen: seen.append(dict(figures.milliseconds)),
-            stopping=lambda: False,
         )
         trainer.setup, trainer.marks = setup, []
         trainer._stopping = lambda trainer=trainer: trainer.steps_run >= setup.total
@@ -248,8 +249,12 @@ def ours(setup: Setup) -> dict[str, Any]:
             "first_loss": first,
             "compiled": compiled,
         }
-        del model, compute, trainer
+        del trainer
     return found
+
+
+class Enough(Exception):
+    """Every step that was to be timed has been."""
 
 
 def first_rows(items: Any, size: int) -> tuple[int, ...]:
@@ -298,6 +303,8 @@ def theirs(setup: Setup) -> dict[str, Any]:
                 self.marks.append((moment(), done))
             if done == setup.warm_up + setup.steps:
                 self.config = self.config._replace(log_freq=1)
+            if done > setup.total:
+                raise Enough
 
     dataset = ArrowDataset(
         max_len=setup.batch_tokens,
@@ -306,37 +313,43 @@ def theirs(setup: Setup) -> dict[str, Any]:
         on_missing="raise",
         train_ratio=1.0,
     )
+    params = material.params(setup, setup.optimizers[0])
+    torch.manual_seed(0)
+    decoder = decoder_config(params.draft, material.facts)
+    decoder.pop("model_type")
+    model = Eagle3DraftModel.from_training_args(
+        LlamaConfig(**decoder),
+        t2d=material.vocab.t2d,
+        d2t=material.vocab.d2t,
+        draft_vocab_size=material.vocab.draft_size,
+        norm_before_residual=False,
+        target_layer_ids=material.layers,
+        ttt_steps=params.ttt_steps,
+        verifier_name_or_path=str(material.head),
+        draft_attn_impl="simple_flex_attention" if on_gpu else "sdpa",
+    )
+    model.to(DEVICE)
+    loader = _setup_dataloader(
+        dataset,
+        setup.batch_tokens,
+        material.facts.hidden_size,
+        num_workers=setup.workers,
+        num_target_layers=len(material.layers),
+        preprocess=shift_batch,
+    )
+    kwargs, _ = Eagle3DraftModel.get_trainer_kwargs(
+        ttt_steps=params.ttt_steps,
+        ttt_step_loss_decay=1.0,
+        loss_fn="kl_div",
+        loss_implementation=setup.their_loss if on_gpu else "eager",
+    )
+    batch = collated(material, setup, loader.collate_fn, dataset)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        _, loss, _ = model(**batch, **kwargs)
+    first = float(loss.detach())
+    del loss, batch
     found = {}
     for optimizer in setup.optimizers:
-        params = material.params(setup, optimizer)
-        torch.manual_seed(0)
-        decoder = decoder_config(params.draft, material.facts)
-        decoder.pop("model_type")
-        model = Eagle3DraftModel.from_training_args(
-            LlamaConfig(**decoder),
-            t2d=material.vocab.t2d,
-            d2t=material.vocab.d2t,
-            draft_vocab_size=material.vocab.draft_size,
-            norm_before_residual=False,
-            target_layer_ids=material.layers,
-            ttt_steps=params.ttt_steps,
-            verifier_name_or_path=str(material.head),
-            draft_attn_impl="simple_flex_attention" if on_gpu else "sdpa",
-        )
-        loader = _setup_dataloader(
-            dataset,
-            setup.batch_tokens,
-            material.facts.hidden_size,
-            num_workers=setup.workers,
-            num_target_layers=len(material.layers),
-            preprocess=shift_batch,
-        )
-        kwargs, _ = Eagle3DraftModel.get_trainer_kwargs(
-            ttt_steps=params.ttt_steps,
-            ttt_step_loss_decay=1.0,
-            loss_fn="kl_div",
-            loss_implementation=setup.their_loss if on_gpu else "eager",
-        )
         config = upstream.TrainerConfig(
             lr=params.lr,
             num_epochs=params.epochs,
@@ -345,7 +358,6 @@ def theirs(setup: Setup) -> dict[str, Any]:
             val_call_kwargs=kwargs,
             optimizer=optimizer,
             scheduler_type="none",
-            max_steps=setup.total,
             log_freq=10**9,
         )
         trainer = Timed(model, config, loader)
@@ -353,16 +365,11 @@ def theirs(setup: Setup) -> dict[str, Any]:
         keep = MetricHandler(trainer.profiles)
         upstream.metric_logger.addHandler(keep)
         upstream.metric_logger.setLevel("INFO")
-        batch = collated(material, setup, loader.collate_fn, dataset)
-        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-            _, loss, _ = trainer.model(**batch, **kwargs)
-        first = float(loss.detach())
-        del loss, batch
         torch.cuda.reset_peak_memory_stats() if on_gpu else None
-        trainer.run_training()
+        with contextlib.suppress(Enough):
+            trainer.run_training()
         upstream.metric_logger.removeHandler(keep)
         (t0, _), (t1, _) = trainer.marks
-        tokens = timed_tokens(loader, setup)
         profiled = trainer.profiles[1:]
         names = {
             "fetch": "fetch_ms",
@@ -371,7 +378,7 @@ def theirs(setup: Setup) -> dict[str, Any]:
             "optimizer": "opt_ms",
         }
         found[optimizer] = {
-            "tokens_per_second": tokens / (t1 - t0),
+            "tokens_per_second": timed_tokens(loader, setup) / (t1 - t0),
             "step_ms": (t1 - t0) * 1000 / setup.steps,
             "phases": {
                 name: sum(p[key] for p in profiled) / len(profiled) for name, key in names.items()
@@ -380,7 +387,7 @@ def theirs(setup: Setup) -> dict[str, Any]:
             "flops_per_token": flops_per_token(model, params),
             "first_loss": first,
         }
-        del model, trainer, loader
+        del trainer
     return found
 
 
