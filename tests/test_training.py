@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,20 +207,59 @@ def test_schedules_are_those_of_transformers(name: str) -> None:
         theirs.step()
 
 
-def test_threads_workers_and_accumulation_are_placement(head: Path, rows: tuple[Any, Any]) -> None:
-    """Bitwise on a CPU: any number of threads, and of loaders that read ahead."""
+def test_who_reads_ahead_is_placement(head: Path, rows: tuple[Any, Any]) -> None:
     kept = []
-    before = torch.get_num_threads()
-    try:
-        for threads, workers in ((1, 0), (2, 0), (3, 2)):
-            torch.set_num_threads(threads)
-            trainer = trainer_of(head, rows, epochs=1, loader_workers=workers)
-            trainer.run()
-            kept.append(trainer.kept)
-    finally:
-        torch.set_num_threads(before)
-    assert same(kept[0], kept[1])
-    assert same(kept[0], kept[2])
+    for workers in (0, 2):
+        trainer = trainer_of(head, rows, epochs=1, loader_workers=workers)
+        trainer.run()
+        kept.append(trainer.kept)
+    assert same(*kept)
+
+
+# Large enough that products and sums are split over threads.
+PROGRAM = """
+import kimi_eagle.stages.train.run
+import tempfile
+from pathlib import Path
+import drafts, torch
+drafts.HIDDEN, drafts.VOCAB, drafts.DRAFT_VOCAB = 384, 4096, 2048
+drafts.CONFIG.update(hidden_size=384, num_attention_heads=6, num_key_value_heads=6, v_head_dim=64,
+                     intermediate_size=1152, vocab_size=4096)
+from kimi_eagle.draft.compute import seed_everything
+from kimi_eagle.identity import digest_bytes
+folder = Path(tempfile.mkdtemp())
+rows = drafts.random_rows(folder / "rows", [230, 170, 200, 310, 90, 400])
+head = drafts.write_head(folder / "head")
+for optimizer, deterministic in (("adamw", True), ("muon", False)):
+    params = drafts.params_of(batch_tokens=512, epochs=1, lr=1e-3, optimizer=optimizer,
+                              deterministic=deterministic)
+    seed_everything(params)
+    data = [drafts.data_of(*rows, params, part) for part in (range(5), [5])]
+    trainer = drafts.new_trainer(head, params, *data)
+    trainer.run()
+    weights = (tensor.view(torch.uint8).numpy().tobytes() for tensor in trainer.kept.values())
+    print(optimizer, digest_bytes(b"".join(weights)))
+"""
+
+
+@pytest.mark.slow
+def test_bytes_do_not_follow_the_cores_of_the_machine() -> None:
+    """Bitwise on a CPU: one core or all, whatever OMP_NUM_THREADS says."""
+    found = []
+    cores = sorted(os.sched_getaffinity(0))
+    for threads, own in (("1", cores[:1]), ("3", cores)):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+            preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.splitlines()[-2:])
+    assert found[0] == found[1]
+    assert {line.split()[0] for line in found[0]} == {"adamw", "muon"}
 
 
 def test_a_step_of_two_batches_has_the_gradient_of_both_together(

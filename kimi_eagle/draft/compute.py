@@ -5,10 +5,13 @@ Which of the two it was is part of a training's record: compiled kernels round o
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from kimi_eagle.draft.batches import PackedBatch
@@ -26,6 +29,20 @@ class Compute:
     heads: Heads
     attention: str
     compiled: bool
+
+
+def seed_everything(params: TrainParams) -> None:
+    """Fix what a training would otherwise take from the process it runs in: generators, kernels,
+    and how many threads sums are split over."""
+    random.seed(params.seed)
+    np.random.seed(params.seed % 2**32)
+    torch.manual_seed(params.seed)
+    if torch.cuda.is_available():
+        if params.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    else:
+        torch.set_num_threads(params.cpu_threads)
+    torch.use_deterministic_algorithms(params.deterministic)
 
 
 def dtype_of(params: TrainParams) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -12,14 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+# Before torch comes: threads may outnumber cores (`cpu_threads`), and then those that wait must not
+# take the core from those that work; and no library may use fewer than it is told to.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+
 import torch
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.draft import snapshot as snapshots
 from kimi_eagle.draft.batches import Loader, PackedBatch, Source, item_of
 from kimi_eagle.draft.checkpoint import BadCheckpoint, write_checkpoint
-from kimi_eagle.draft.compute import Compute, dtype_of, that_works
+from kimi_eagle.draft.compute import Compute, dtype_of, seed_everything, that_works
 from kimi_eagle.draft.figures import Diverged, Impossible, StepFigures
 from kimi_eagle.draft.model import BadStart, build, freeze_as, init_vocab, prove_frozen, start_from
 from kimi_eagle.draft.peers import FIGURES, Group, RanksFailed, launch, leave_failure
@@ -88,7 +91,7 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
     assert vocab is not None, "the manifest names one of the two"
     contract = json.loads((context.path("states") / CONTRACT).read_text("utf-8"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    seed_everything(params.seed, deterministic=params.deterministic)
+    seed_everything(params)
     model = build(params, facts, vocab, head, contract["layers"][:-1])
     frozen = prove_frozen(model, head, vocab)
     if params.init_from is not None:
@@ -159,15 +162,6 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
         "next_token_agreement": agreement.next_token,
         "probed_positions": agreement.positions,
     }
-
-
-def seed_everything(seed: int, *, deterministic: bool) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
 
 
 @dataclass(frozen=True)

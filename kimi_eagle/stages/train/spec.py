@@ -139,6 +139,10 @@ class TrainParams(StageParams):
     """`auto`: flex attention on a GPU, eager (row by row) on a CPU."""
     deterministic: bool = False
     """Ask for deterministic kernels on a GPU; a CPU has no others."""
+    cpu_threads: Positive = 2
+    """Threads on a CPU. Large products and sums are split by their number, so that it is part of
+    what is made; it does not follow the machine's cores or OMP_NUM_THREADS. A GPU has no use for
+    it."""
     keep: Literal["best", "last"] | Keep = Keep()
     """`best` and `last` are short for `{best: 1}` and `{best: 0}`."""
     min_agreement: Annotated[float, Field(ge=0, le=1), OUTSIDE_KEY] = 0.97
