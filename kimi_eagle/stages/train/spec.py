@@ -157,7 +157,7 @@ class TrainParams(StageParams):
     log_steps: Annotated[Positive, OUTSIDE_KEY] = 10
     """On a GPU, figures are read off the device every so many steps; each step is logged."""
     devices: Annotated[Positive, OUTSIDE_KEY] = 1
-    """Processes of one device each that share the batches of a step."""
+    """Processes of one device each that share the batches of a step (`accumulate`)."""
 
     @model_validator(mode="after")
     def _has_a_vocabulary(self) -> TrainParams:
@@ -165,6 +165,15 @@ class TrainParams(StageParams):
             raise ValueError(
                 "vocab is required: name a stage of kind vocab (only with init_from it may be "
                 "left out)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_have_work(self) -> TrainParams:
+        if self.devices > self.accumulate:
+            raise ValueError(
+                f"{self.devices} devices share the batches of an optimizer step, of which there "
+                f"are {self.accumulate}: raise `accumulate` to a multiple of `devices`"
             )
         return self
 
