@@ -67,9 +67,9 @@ def test_a_policy_keeps_the_best_the_last_and_every_so_many(
 def test_what_does_not_change_the_steps_is_not_of_the_trajectory() -> None:
     base = trajectory_of(document_of())
     assert trajectory_of(document_of(keep={"best": 3, "last": 5, "every": 1})) == base
-    assert (
-        trajectory_of(document_of(save_steps=5, loader_workers=3, log_steps=1, devices=4)) == base
-    )
+    placement = {"save_steps": 5, "loader_workers": 3, "log_steps": 1, "devices": 4}
+    shared = trajectory_of(document_of(accumulate=4))
+    assert trajectory_of(document_of(accumulate=4, **placement)) == shared
     for other in (
         {"lr": 1e-4},
         {"seed": 1},
@@ -203,6 +203,11 @@ def test_pinned_snapshots_stay(store: Store) -> None:
     store.snapshots.let_go("run1", document, keep, ended=True)
     assert [item.step for item in store.snapshots.of(document)] == [2]
     assert not list((store.root / ".staging").glob("discarded*"))
+
+
+def test_devices_without_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="8 devices share the batches of an optimizer step"):
+        params_of(devices=8, accumulate=4)
 
 
 def test_keep_is_read_in_both_forms() -> None:
