@@ -202,8 +202,9 @@ class Attempts:
                 error = None
             except (StageFailed, OSError) as problem:
                 error = str(problem)
-            with suppress(OSError):
-                shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
+            finally:  # also of a stage that was interrupted, and goes on in another run
+                with suppress(OSError):
+                    shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
         seconds = round(time.monotonic() - started, 3)
         came_out = disposition if error is None else "failed"
         self._registry.end_execution(
