@@ -13,7 +13,7 @@ from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
 from kimi_eagle.forecast import Forecast
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
-from kimi_eagle.pins import open_verifier, pin
+from kimi_eagle.pins import open_verifier
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
 from kimi_eagle.registry import search as what
@@ -141,7 +141,7 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
-        pins = pin(loaded, runner.digests)
+        pins = runner.pin(loaded)
         stages = runner.plan(loaded, pins)
         forecasts = runner.forecast(loaded, pins, stages)
         quota = loaded.manifest.store.quota_bytes

@@ -10,7 +10,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,16 @@ from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.registry.schema import FILE
+from kimi_eagle.snapshots import Saved, Snapshots, starts_anew
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import StageParams
+from kimi_eagle.stages.train.spec import TrainParams
 
 USAGE = "usage.json"
 _POLL_SECONDS = 0.05
+
+# Takes in what a worker has saved: (job folder, event).
+Take = Callable[[Path, Mapping[str, Any]], None]
 _LOG_LINES = 40
 
 
@@ -71,6 +76,7 @@ class StageInputs:
             member
             for items in self.pinned.values()
             for item in items
+            if item.record.state == "external"
             for member in member_records(item)
         ]
 
@@ -107,6 +113,7 @@ class Attempts:
         self._digests = digests
         self._reporter = reporter
         self._books = Books(root, registry, reporter.note)
+        self._snapshots = Snapshots(root, registry, objects, self._books)
         self._executor = LocalExecutor()
 
     def execute(
@@ -142,19 +149,37 @@ class Attempts:
         kept.mkdir(exist_ok=True)
         log = kept / f"{stage.name}.log"
         started = time.monotonic()
+        # What is made again to be compared is made from the start.
+        training = _training(given) if disposition == "executed" else None
+        resumed = self._snapshots.latest(document, training) if training else None
+        if training is not None and resumed is None:
+            before = self._registry.latest_of(stage.kind, stage.name)
+            anew = starts_anew(before.document if before else None, document)
+            if anew is not None:
+                self._reporter.note(f"{stage.name}: {anew}")
+        inputs = given.records(stage)
+        if resumed is not None:
+            inputs["resume"] = [resumed.record.digest]
         execution = self._registry.begin_execution(
             run_id,
             stage.name,
             stage.kind,
             key,
             document,
-            given.records(stage),
+            inputs,
             given.members(),
             attempt,
             environment(),
         )
         self._books.execution(execution)
         self._reporter.stage_started(stage)
+        origin = {
+            "key": key,
+            "document": document,
+            "stage": stage.name,
+            "run": run_id,
+            "environment": environment(),
+        }
         metrics: dict[str, Any] = {}
         resources: dict[str, Any] = {}
         outputs: dict[str, ArtifactRecord] = {}
@@ -163,30 +188,26 @@ class Attempts:
                 if why_not is not None:
                     write_text(log, f"not started: {why_not}\n")
                     raise StageFailed(why_not)
-                job = self._job(stage, given, folder)
+                job = self._job(stage, given, folder, resumed, saves=training is not None)
                 _unchanged(stage, given)
-                code = self._work(stage, job, log)
+                take: Take = _refuse
+                if training is not None:
+                    take = self._snapshots.taker(execution, run_id, origin, training.retention)
+                code = self._work(stage, job, log, take)
                 result = read_result(folder)
                 metrics = dict(result["metrics"]) if result and "metrics" in result else {}
                 resources = _used(folder)
                 _came_to_its_end(stage, code, result, log)
                 _unchanged(stage, given)
-                production = {
-                    "key": key,
-                    "document": document,
-                    "stage": stage.name,
-                    "run": run_id,
-                    "disposition": disposition,
-                    "metrics": metrics,
-                    "environment": environment(),
-                }
+                production = {**origin, "disposition": disposition, "metrics": metrics}
                 outputs = self._publish(stage, folder, production, recorded)
                 resources["bytes_written"] = sum(item.bytes for item in outputs.values())
                 error = None
             except (StageFailed, OSError) as problem:
                 error = str(problem)
-            with suppress(OSError):
-                shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
+            finally:  # also of a stage that was interrupted, and goes on in another run
+                with suppress(OSError):
+                    shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
         seconds = round(time.monotonic() - started, 3)
         came_out = disposition if error is None else "failed"
         self._registry.end_execution(
@@ -199,6 +220,8 @@ class Attempts:
             error=error,
         )
         self._books.execution(execution)
+        if training is not None and error is None:
+            self._snapshots.let_go(run_id, document, training.retention, ended=True)
         return StageOutcome(
             stage.name,
             stage.kind,
@@ -222,16 +245,22 @@ class Attempts:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _work(self, stage: StagePlan, job: Job, log: Path) -> int:
+    def _work(self, stage: StagePlan, job: Job, log: Path, take: Take) -> int:
         """Run the job's worker to its end; whatever stops us, stops it."""
         command = ["-m", "kimi_eagle.worker", str(job.write())]
-        running = self._executor.submit(command, log, Path(job.folder) / USAGE)
+        folder = Path(job.folder)
+        running = self._executor.submit(command, log, folder / USAGE)
+        events = EventReader(folder / EVENTS)
         try:
-            return self._follow(stage, running, Path(job.folder))
+            return self._follow(stage, running, folder, events, take)
         finally:
             running.cancel()
+            # What it saved when it was asked to stop.
+            for event in events.new():
+                if event["event"] == "snapshot":
+                    take(folder, event)
             with suppress(OSError):  # a full disk, most likely: the stage says so itself
-                take_left(self._states, self._digests, Path(job.folder) / SHARDS)
+                take_left(self._states, self._digests, folder / SHARDS)
 
     def _publish(
         self, stage: StagePlan, folder: Path, production: dict[str, Any], recorded: ExitStack
@@ -248,7 +277,15 @@ class Attempts:
         self._digests.flush()
         return {kind.output: record}
 
-    def _job(self, stage: StagePlan, given: StageInputs, folder: Path) -> Job:
+    def _job(
+        self,
+        stage: StagePlan,
+        given: StageInputs,
+        folder: Path,
+        resumed: Saved | None,
+        *,
+        saves: bool,
+    ) -> Job:
         inputs = {
             role: tuple(
                 Given(item.record.digest, str(item.path), item.record.label) for item in items
@@ -257,6 +294,9 @@ class Attempts:
         }
         for role, (digest, source) in given.upstream.items():
             inputs[role] = (Given(digest, str(self._objects.path(digest)), source),)
+        if resumed is not None:
+            digest = resumed.record.digest
+            inputs["resume"] = (Given(digest, str(self._objects.path(digest))),)
         return Job(
             stage=stage.name,
             kind=stage.kind,
@@ -266,11 +306,14 @@ class Attempts:
             folder=str(folder),
             root=str(self._states.root),
             registry=str(self._states.root / FILE),
+            saves=saves,
         )
 
-    def _follow(self, stage: StagePlan, running: LocalJob, folder: Path) -> int:
-        """Pass events on and take shards in until the job ends; returns its exit code."""
-        events = EventReader(folder / EVENTS)
+    def _follow(
+        self, stage: StagePlan, running: LocalJob, folder: Path, events: EventReader, take: Take
+    ) -> int:
+        """Pass events on and take shards and snapshots in until the job ends; returns its exit
+        code."""
         while True:
             code = running.poll()
             for event in events.new():
@@ -283,11 +326,22 @@ class Attempts:
                         folder / ANSWERS / event["name"],
                         event["set"],
                     )
+                elif event["event"] == "snapshot":
+                    take(folder, event)
                 else:
                     self._reporter.stage_event(stage, event)
             if code is not None:
                 return code
             time.sleep(_POLL_SECONDS)
+
+
+def _training(given: StageInputs) -> TrainParams | None:
+    """A stage that saves what it can go on from."""
+    return given.params if isinstance(given.params, TrainParams) else None
+
+
+def _refuse(_folder: Path, event: Mapping[str, Any]) -> None:
+    raise StageFailed(f"snapshot {event['name']} was saved, and nobody asked for it")
 
 
 def _used(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ RESULT = "result.json"
 OUT = "out"
 SHARDS = "shards"
 ANSWERS = "answers"
+SNAPSHOTS = "snapshots"
 
 # A worker's exit code when the disk is full: then it may have no other way to say so.
 NO_SPACE = 28
@@ -49,6 +50,8 @@ class Job:
     root: str
     registry: str
     environment: Mapping[str, Any] = field(default_factory=dict)
+    saves: bool = False
+    """Whether what is saved on the way is taken into the store."""
 
     def write(self) -> Path:
         path = Path(self.folder) / JOB

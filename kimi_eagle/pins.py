@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +12,15 @@ from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.rows.source_files import NoSource, source_files
 from kimi_eagle.stages.catalog import KINDS
-from kimi_eagle.stages.contract import SourceFiles, VerifierFiles
+from kimi_eagle.stages.contract import SourceFiles, StoredArtifact, VerifierFiles
 from kimi_eagle.stages.extract.spec import ExtractParams
 from kimi_eagle.stages.import_states.spec import ImportStatesParams
 from kimi_eagle.verifiers.facts import VerifierError
 from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
+
+# What the store knows by the start of a hash: records with, for those that cannot be used as they
+# are on disk, the reason why; and where each lies.
+Stored = Callable[[str], Sequence[tuple[ArtifactRecord, Path, str | None]]]
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Pins:
             for stage in stages
             for items in self.stages[stage].values()
             for pinned in items
+            if pinned.record.state == "external"
         }
         return [member for pinned in folders.values() for member in member_records(pinned)]
 
@@ -101,11 +106,12 @@ def open_verifier(loaded: LoadedManifest) -> VerifierFolder:
     return folder
 
 
-def pin(loaded: LoadedManifest, digests: Digests) -> Pins:
+def pin(loaded: LoadedManifest, digests: Digests, stored: Stored) -> Pins:
     """Digest every external input of a manifest.
 
     Raises:
-        ManifestError: a path that does not exist or cannot be read, at its place.
+        ManifestError: a path that does not exist or cannot be read, or a hash that the store has
+            nothing for, at its place.
     """
     folder = open_verifier(loaded)
     parts: dict[str, Pinned] = {}
@@ -119,6 +125,8 @@ def pin(loaded: LoadedManifest, digests: Digests) -> Pins:
                     if external.part not in parts:
                         parts[external.part] = _pin_verifier(loaded, folder, external.part, digests)
                     found.append(parts[external.part])
+                elif isinstance(external, StoredArtifact):
+                    found.append(_pin_stored(loaded, ("stages", name, role), external, stored))
                 else:
                     where = ("stages", name, *_path_of(role))
                     found += _pin_sources(loaded, where, external, digests)
@@ -126,6 +134,28 @@ def pin(loaded: LoadedManifest, digests: Digests) -> Pins:
         stages[name] = roles
     digests.flush()
     return Pins(folder, stages)
+
+
+def _pin_stored(
+    loaded: LoadedManifest, where: tuple[str | int, ...], named: StoredArtifact, stored: Stored
+) -> Pinned:
+    """What the store holds under a hash; its files are its own, and are not looked at here."""
+    found = stored(named.prefix)
+    fitting = [item for item in found if item[0].kind == named.kind]
+    if len(fitting) > 1:
+        listed = ", ".join(record.digest[:16] for record, _, _ in fitting)
+        raise loaded.error(where, f"is the start of several hashes: {listed}", "give more of it")
+    if not fitting:
+        others = ", ".join(f"{record.digest[:12]} is a {record.kind}" for record, _, _ in found)
+        raise loaded.error(
+            where,
+            f"no {named.kind} in this registry has this hash{f' ({others})' if others else ''}",
+            "`kimi-eagle runs` and `kimi-eagle show` list what a run made",
+        )
+    record, path, trouble = fitting[0]
+    if trouble is not None:
+        raise loaded.error(where, trouble, "submit the manifest that made it to make it again")
+    return Pinned(record, path)
 
 
 def _path_of(role: str) -> tuple[str | int, ...]:

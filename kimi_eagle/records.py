@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# What a training saves at a step is an output of it under this and the step; it is listed apart
+# from what the stage is for.
+SNAPSHOT_ROLE = "snapshot@"
+
 
 @dataclass(frozen=True)
 class ArtifactRecord:

@@ -18,6 +18,7 @@ from typing import Any
 
 from kimi_eagle.artifacts.journal import DAMAGED, EVICTED, PINNED, UNPINNED, VERIFIED, events
 from kimi_eagle.books import REUSED, RUN, STAGES, TEXTS
+from kimi_eagle.records import SNAPSHOT_ROLE
 from kimi_eagle.survey import OBJECTS, STATES
 
 _RUN = (
@@ -228,7 +229,7 @@ def _recover(root: Path, found: Records) -> None:
                 "started_at": moment,
                 "ended_at": moment,
                 "inputs": document["inputs"],
-                "outputs": {record["kind"]: digest},
+                "outputs": {made.get("role", record["kind"]): digest},
             }
         )
     found.runs += stubs.values()
@@ -368,9 +369,18 @@ def _kept(
 ) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, Any]]]:
     """(state, time of the last verification, pin) by digest, of what is stored."""
     history = [
-        (str(execution["ended_at"]), "present", list(execution["outputs"].values()))
+        (str(execution["ended_at"]), "present", [digest])
         for execution in found.executions
         if execution["ended_at"] is not None
+        for role, digest in execution["outputs"].items()
+        if not role.startswith(SNAPSHOT_ROLE)
+    ]
+    # What was saved on the way came to be before its execution ended, and may have gone before.
+    history += [
+        (str(found.artifacts[digest]["created_at"]), "present", [digest])
+        for execution in found.executions
+        for role, digest in execution["outputs"].items()
+        if role.startswith(SNAPSHOT_ROLE) and digest in found.artifacts
     ]
     verified: dict[str, str] = {}
     pins: dict[str, dict[str, Any]] = {}
@@ -390,6 +400,10 @@ def _kept(
     for _, came_to, digests in sorted(history, key=lambda item: item[0]):
         state.update(dict.fromkeys(digests, came_to))
     for digest, said in state.items():
-        if said == "present" and not (root / OBJECTS / digest[:2] / digest).is_dir():
+        if said == "evicted" and found.artifacts[digest]["kind"] == "snapshot":
+            # Saved again by a later training, it has the time at which it was first.
+            if (root / OBJECTS / digest[:2] / digest).is_dir():
+                state[digest] = "present"
+        elif said == "present" and not (root / OBJECTS / digest[:2] / digest).is_dir():
             state[digest] = "missing"
     return state, verified, pins

@@ -30,7 +30,7 @@ from kimi_eagle.harvest import StateStore
 from kimi_eagle.identity import short, stage_key
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.outcome import Reporter
-from kimi_eagle.pins import Pins, pin
+from kimi_eagle.pins import Pins
 from kimi_eagle.plan import RUN, StagePlan, differences
 from kimi_eagle.provenance import environment
 from kimi_eagle.recorded_inputs import code_is_the_same, pinned, rebuilt
@@ -112,7 +112,7 @@ class Reproducer:
         self._runner.clear_dead()
         loaded = rebuilt(self._record, sources)
         code_is_the_same(self._record)
-        pins = pinned(self._record, loaded, lambda given: pin(given, self._runner.digests))
+        pins = pinned(self._record, loaded, self._runner.pin)
         plans = self._plans(loaded, pins)
         run_id = secrets.token_hex(6)
         result = Reproduction(self._record.target, run_id)

@@ -141,6 +141,10 @@ def collect(registry: Registry, root: Path, prefix: str) -> Record:
                 f"{kind} {short(target)} ({artifact.label}) came from outside: no stage made it"
             )
         raise CannotReproduce(f"no run in this registry made {kind} {short(target)}")
+    if artifact.kind == "snapshot":
+        raise CannotReproduce(
+            f"{short(target)} is a training on its way: reproduce the checkpoint that came of it"
+        )
     # Of reproductions the first: later ones may have reused what it made, without a record of it.
     made = producers[0]
     run = registry.run(made.run_id)
@@ -316,6 +320,7 @@ def stage_record(root: Path, made: ExecutionRecord) -> StageRecord:
 def _artifacts(registry: Registry, stages: Sequence[StageRecord]) -> dict[str, ArtifactEntry]:
     digests = [digest for stage in stages for digest in stage.outputs.values()]
     digests += [d for stage in stages for items in stage.inputs.values() for d in items]
+    made = {digest for stage in stages for digest in stage.outputs.values()}
     found = {}
     for digest in dict.fromkeys(digests):
         artifact = registry.artifact(digest)
@@ -326,7 +331,8 @@ def _artifacts(registry: Registry, stages: Sequence[StageRecord]) -> dict[str, A
             artifact.bytes,
             dict(artifact.files),
             artifact.label,
-            artifact.state == "external",
+            # A checkpoint that a training starts from was made by stages of another manifest.
+            artifact.state == "external" or digest not in made,
         )
     return found
 

@@ -21,13 +21,13 @@ from kimi_eagle.artifacts.files import write_json, write_text
 from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.attempt import Attempts, StageInputs, with_records
-from kimi_eagle.books import Books
+from kimi_eagle.books import STAGES, Books
 from kimi_eagle.eviction import ALIVE as ALIVE
 from kimi_eagle.eviction import release_states
 from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
-from kimi_eagle.job import SHARDS
+from kimi_eagle.job import EVENTS, SHARDS
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
@@ -72,6 +72,17 @@ class Runner:
     def close(self) -> None:
         self.digests.flush()
         self.registry.close()
+
+    def pin(self, loaded: LoadedManifest) -> Pins:
+        """See `pins.pin`. Raises: ManifestError."""
+        return pin(loaded, self.digests, self._stored)
+
+    def _stored(self, prefix: str) -> list[tuple[ArtifactRecord, Path, str | None]]:
+        return [
+            (record, self.objects.path(record.digest), self.history.artifact_trouble(record))
+            for record in self.registry.artifacts_starting(prefix)
+            if record.state != "external"
+        ]
 
     def plan(
         self,
@@ -121,7 +132,7 @@ class Runner:
         Raises:
             ManifestError: an input is not there; nothing was started.
         """
-        pins = pin(loaded, self.digests)
+        pins = self.pin(loaded)
         self.clear_dead()
         run_id = secrets.token_hex(6)
         folder = self.root / run_id
@@ -355,9 +366,19 @@ class Runner:
             for folder in staging.iterdir() if staging.is_dir() else ():
                 run_id = folder.name.split("-")[0]
                 if not held(self.root / run_id / ALIVE):
+                    self._keep_events(run_id, folder)
                     with suppress(OSError):
                         take_left(states, self.digests, folder / SHARDS)
                     shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep_events(self, run_id: str, folder: Path) -> None:
+        """What a stage told before its coordinator died is kept with its run: the curves of a
+        training that goes on in another."""
+        stage = folder.name.removeprefix(f"{run_id}-").rpartition("-")[0]
+        target = self.root / run_id / STAGES / f"{stage}.events"
+        if stage and (folder / EVENTS).exists() and target.parent.is_dir() and not target.exists():
+            with suppress(OSError):
+                shutil.copyfile(folder / EVENTS, target)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from kimi_eagle.difference import (
 )
 from kimi_eagle.manifest.load import load
 from kimi_eagle.outcome import Reporter
-from kimi_eagle.pins import open_verifier, pin
+from kimi_eagle.pins import open_verifier
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.runner import Runner
 from kimi_eagle.stages.catalog import KINDS
@@ -74,7 +74,7 @@ def manifest_side(
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
-        pins = pin(loaded, runner.digests)
+        pins = runner.pin(loaded)
         stages = []
         for stage in runner.plan(loaded, pins):
             kind = KINDS[stage.kind]

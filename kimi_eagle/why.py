@@ -17,7 +17,7 @@ from typing import Any
 
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter
-from kimi_eagle.pins import Pins, open_verifier, pin
+from kimi_eagle.pins import Pins, open_verifier
 from kimi_eagle.plan import DEPENDS, REUSE, StagePlan, differences
 from kimi_eagle.records import ExecutionRecord
 from kimi_eagle.runner import Runner
@@ -50,7 +50,7 @@ def why(
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
-        pins = pin(loaded, runner.digests)
+        pins = runner.pin(loaded)
         stages = {item.name: item for item in runner.plan(loaded, pins)}
         return [
             _of(runner, loaded, pins, stages, item, alone=stage is not None)

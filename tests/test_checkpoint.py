@@ -84,14 +84,12 @@ def _vocab(size: int) -> VocabMap:
 
 def _draft(folder: Path, size: int = 16, **draft: Any) -> tuple[Any, dict[str, Any]]:
     """Configuration and bf16 weights of a draft, made as training makes it."""
-    from speculators.models.eagle3 import Eagle3DraftModel
-
-    from kimi_eagle.stages.train.run import _model
+    from kimi_eagle.draft.model import build
 
     params = TrainParams.model_validate(
         {"kind": "train", "head": "h", "states": "s", "vocab": "v", "draft": draft}
     )
-    model = _model(Eagle3DraftModel, params, _facts(), _vocab(size), _head(folder), LAYERS)
+    model = build(params, _facts(), _vocab(size), _head(folder), LAYERS)
     return model.config, {
         name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         for name, tensor in model.state_dict().items()

@@ -11,9 +11,10 @@ from kimi_eagle.verifiers.facts import VerifierFacts
 def decoder_config(draft: DraftArchitecture, facts: VerifierFacts) -> dict[str, Any]:
     """transformers' Llama configuration of the draft's decoder.
 
-    Hidden size, vocabulary, norm epsilon, positions and the rotary embedding (theta and scaling:
-    a silent 10000, or no YaRN, ruins acceptance on long contexts) are always the verifier's. Key
-    and value heads are as many as query heads where the verifier uses MLA, which has none.
+    Hidden size, vocabulary, norm epsilon and positions are always the verifier's; the rotary
+    embedding (theta and scaling: a silent 10000, or no YaRN, ruins acceptance on long contexts) is
+    unless the manifest says otherwise. Key and value heads are as many as query heads where the
+    verifier uses MLA, which has none.
     """
     heads = draft.heads or facts.num_heads
     layers = draft.layers
@@ -29,7 +30,7 @@ def decoder_config(draft: DraftArchitecture, facts: VerifierFacts) -> dict[str, 
         "vocab_size": facts.vocab_size,
         "max_position_embeddings": facts.max_positions,
         "rms_norm_eps": facts.rms_norm_eps,
-        "rope_parameters": dict(facts.rope),
+        "rope_parameters": _rope(draft, facts),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -40,3 +41,16 @@ def decoder_config(draft: DraftArchitecture, facts: VerifierFacts) -> dict[str, 
         "sliding_window": window,
         "layer_types": ["sliding_attention" if window else "full_attention"] * layers,
     }
+
+
+def _rope(draft: DraftArchitecture, facts: VerifierFacts) -> dict[str, Any]:
+    """transformers' `rope_parameters`: the verifier's, and what the manifest puts in its place."""
+    found = dict(facts.rope)
+    if draft.rope_scaling is not None:
+        scaling = draft.rope_scaling.model_dump(exclude_none=True)
+        found = {"rope_theta": facts.rope["rope_theta"], **scaling}
+        if draft.rope_scaling.rope_type in ("yarn", "llama3"):
+            found.setdefault("original_max_position_embeddings", facts.max_positions)
+    if draft.rope_theta is not None:
+        found["rope_theta"] = draft.rope_theta
+    return found

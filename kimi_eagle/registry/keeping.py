@@ -232,7 +232,8 @@ class Keeper:
             rows = connection.execute(
                 "select o.digest, e.seconds, e.resources from execution_outputs o "
                 "join executions e on e.id = o.execution "
-                "where e.disposition = 'executed' and e.key is not null order by e.id"
+                "where (e.disposition = 'executed' or o.role like 'snapshot@%') "
+                "and e.key is not null order by e.id"
             )
             return {
                 digest: Making(seconds or 0.0, json.loads(resources))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.clock import now
-from kimi_eagle.records import ArtifactRecord, ExecutionRecord, ShardRecord
+from kimi_eagle.records import SNAPSHOT_ROLE, ArtifactRecord, ExecutionRecord, ShardRecord
 from kimi_eagle.registry.schema import Database, journal_mode, open_database
 
 Inputs = Mapping[str, Sequence[ArtifactRecord | str]]
@@ -200,6 +200,24 @@ class Ledger:
             _put_inputs(connection, ((id_, item.inputs) for id_, item in numbered))
             _put_outputs(connection, ((id_, item.made.outputs) for id_, item in numbered))
 
+    def add_output(self, execution: int, role: str, record: ArtifactRecord) -> None:
+        """Make something known that an execution under way has made."""
+        with self._database.write() as connection:
+            _put_artifacts(connection, [record])
+            _put_outputs(connection, [(execution, {role: record.digest})])
+
+    def snapshots(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """(digest, key document of the execution that saved it) of what trainings saved on their
+        way and is in the store, newest first."""
+        rows = self._database.ask(
+            "select o.digest, e.document from execution_outputs o "
+            "join executions e on e.id = o.execution join artifacts a on a.digest = o.digest "
+            "where o.role like ? and a.state = 'present' and e.document is not null "
+            "order by e.id desc",
+            (f"{SNAPSHOT_ROLE}%",),
+        )
+        return [(row["digest"], json.loads(row["document"])) for row in rows]
+
     def abandon_running(self, run_id: str, disposition: str) -> None:
         """Give a run's executions that never ended their end."""
         with self._database.write() as connection:
@@ -218,6 +236,15 @@ class Ledger:
             (digest,),
         )
         return _artifact(rows[0]) if rows else None
+
+    def artifacts_starting(self, prefix: str) -> list[ArtifactRecord]:
+        """The artifacts whose hash starts so."""
+        rows = self._database.ask(
+            "select digest from artifacts where digest >= ? and digest < ? limit 50",
+            (prefix, prefix + "\x7f"),
+        )
+        found = [self.artifact(row["digest"]) for row in rows]
+        return [record for record in found if record is not None]
 
     def set_state(self, digest: str, state: str) -> None:
         with self._database.write() as connection:
@@ -393,7 +420,7 @@ EXECUTION = (
     "id, run_id, stage, kind, key, disposition, reused_from, resources, error, seconds, "  # noqa: S608
     f"started_at, ended_at, {_as_made('document')}, {_as_made('metrics')}, "
     f"{_as_made('environment')}, (select json_group_object(role, digest) from execution_outputs "
-    "where execution = executions.id) as outputs"
+    f"where execution = executions.id and role not like '{SNAPSHOT_ROLE}%') as outputs"
 )
 
 

@@ -156,7 +156,7 @@ select distinct i.digest, o.digest, e.stage, i.role
 from executions e
 join execution_inputs i on i.execution = e.id
 join execution_outputs o on o.execution = e.id
-where e.disposition in ('executed', 'reproduced') and """
+where (e.disposition in ('executed', 'reproduced') or o.role like 'snapshot@%') and """
 
 # Which file is part of which folder; completed likewise.
 _IN = "select child, parent, null, path from artifact_members where "

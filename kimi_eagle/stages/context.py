@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.job import ANSWERS, OUT, SHARDS, EventWriter, Given, Job, StageFailed
+from kimi_eagle.job import ANSWERS, OUT, SHARDS, SNAPSHOTS, EventWriter, Given, Job, StageFailed
 from kimi_eagle.verifiers.folder import VerifierFolder, open_folder
 
 
@@ -60,6 +60,13 @@ class Context:
     def answers(self) -> Path:
         """Where new answers of the verifier are staged, until the coordinator takes them."""
         folder = Path(self.job.folder) / ANSWERS
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def snapshots(self) -> Path:
+        """Where what is saved on the way is staged, until the coordinator takes it."""
+        folder = Path(self.job.folder) / SNAPSHOTS
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -68,7 +68,15 @@ class VerifierFiles:
     part: Literal["whole", "tokenizer"]
 
 
-External = SourceFiles | VerifierFiles
+@dataclass(frozen=True)
+class StoredArtifact:
+    """An artifact of this registry that an earlier run made, named by the start of its hash."""
+
+    prefix: str
+    kind: str
+
+
+External = SourceFiles | VerifierFiles | StoredArtifact
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,95 @@
+"""The arithmetic between the matrix products, compiled into single kernels on a GPU. Imports torch.
+
+Every function here is pure, takes and gives tensors, and is correct uncompiled; `Kernels` holds
+them as they are, or compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import silu
+
+
+def rms_norm(x: Any, weight: Any, eps: float, dtype: Any) -> Any:
+    """Root mean square norm over the last axis, computed in fp32, given as `dtype`."""
+    x = x.float()
+    x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+    return (weight * x).to(dtype)
+
+
+def rotate(x: Any, cos: Any, sin: Any) -> Any:
+    """Rotary embedding of x [heads, positions, dim] by cos, sin fp32 [positions, dim]."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x.float() * cos + turned * sin).to(x.dtype)
+
+
+def gated(gate: Any, up: Any) -> Any:
+    """silu(gate) · up."""
+    return silu(gate) * up
+
+
+def with_diagonals(out: Any, lse: Any, query: Any, keys: Any, values: Any, scale: float) -> Any:
+    """Attention over some keys, and one further key of a position's own from each TTT step.
+
+    Softmax over a union is that over each part, weighed by their sums of exponentials.
+
+    Args:
+        out, lse: attention over the first keys [heads, positions, dim], and the log of the sum of
+            its exponentials, fp32 [heads, positions].
+        query: [heads, positions, dim].
+        keys, values: [steps, heads, positions, dim].
+    """
+    own = (query.float().unsqueeze(0) * keys.float()).sum(-1) * scale
+    most = torch.maximum(lse, own.amax(0))
+    share, shares = torch.exp(lse - most), torch.exp(own - most)
+    total = share + shares.sum(0)
+    mixed = out.float() * share.unsqueeze(-1) + (values.float() * shares.unsqueeze(-1)).sum(0)
+    return (mixed / total.unsqueeze(-1)).to(query.dtype)
+
+
+def kl_and_gradient(logits: Any, targets: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """KL(target ‖ draft) of each row and its gradient with respect to the logits.
+
+    Args: `logits`, `targets`: [rows, vocab] of any floating type; computed in fp32. `weight`:
+        fp32, no axes.
+    Returns: loss fp32 [rows]; `weight` · (softmax(logits) - softmax(targets)) as the logits'
+        type; the most likely token of `logits`, int64 [rows].
+    """
+    x, y = logits.float(), targets.float()
+    log_q, log_p = torch.log_softmax(x, -1), torch.log_softmax(y, -1)
+    p = log_p.exp()
+    # A target's share that underflows to 0 adds nothing, as 0 · log 0.
+    loss = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
+    gradient = (log_q.exp() - p) * weight
+    return loss, gradient.to(logits.dtype), logits.argmax(-1)
+
+
+def ce_and_gradient(logits: Any, aims: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Cross-entropy with one token each, as `kl_and_gradient`. `aims`: int64 [rows]."""
+    x = logits.float()
+    log_q = torch.log_softmax(x, -1)
+    at = aims.unsqueeze(-1)
+    loss = -log_q.gather(-1, at).squeeze(-1)
+    one = torch.arange(x.shape[-1], device=x.device) == at
+    gradient = (log_q.exp() - one.to(x.dtype)) * weight
+    return loss, gradient.to(logits.dtype), logits.argmax(-1)
+
+
+class Kernels:
+    """The functions above, each compiled for a device where that is asked for."""
+
+    def __init__(self, *, compiled: bool):
+        self.compiled = compiled
+        self.rms_norm = self._made(rms_norm)
+        self.rotate = self._made(rotate)
+        self.gated = self._made(gated)
+        self.with_diagonals = self._made(with_diagonals)
+        self.kl = self._made(kl_and_gradient)
+        self.ce = self._made(ce_and_gradient)
+
+    def _made(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, dynamic=None) if self.compiled else function

@@ -1,0 +1,164 @@
+"""The draft unrolled over TTT steps: from a batch to the states that its head reads. Imports torch.
+
+It computes what speculators' `Eagle3DraftModel.forward` computes, on that model's parameters, and
+leaves out what that does more than once:
+
+- Tokens are forced, so step k's embeddings are step 0's, k positions on: their share of the first
+  layer's queries, keys and values is computed once and shifted, which saves half of those products
+  in every further step. (The last k positions get zeros; nothing with a loss reads them.)
+- No step's logits are needed for the next step: heads and losses come after (see `losses`).
+- Parameters are turned into the type of the products once a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, pad
+
+from kimi_eagle.draft.attention import Attention, Dense, Eager, Flex
+from kimi_eagle.draft.batches import PackedBatch
+from kimi_eagle.draft.kernels import Kernels
+
+
+class Unroll:
+    """The forward pass of a draft model over its trunk."""
+
+    def __init__(self, model: Any, *, steps: int, attention: str, dtype: Any, kernels: Kernels):
+        """Args: `attention`: flex, sdpa or eager; `dtype`: of the products."""
+        config = model.config
+        assert model.input_norm is None, "not part of what is unrolled here"
+        assert model.fc_norm is None, "not part of what is unrolled here"
+        assert not config.norm_output, "not part of what is unrolled here"
+        self._model = model
+        self._steps = steps
+        self._attention = attention
+        self._dtype = dtype
+        self._kernels = kernels
+        self._before_residual = bool(config.norm_before_residual)
+        decoder = config.transformer_layer_config
+        self._head_dim = int(decoder.head_dim)
+        self._windows = [
+            decoder.sliding_window if index in model.sliding_window_indices else None
+            for index in range(len(model.layers))
+        ]
+
+    def __call__(self, batch: PackedBatch) -> list[Any]:
+        """The normed states of each TTT step, [positions, hidden] in the type of the products:
+        what the head takes."""
+        model, dtype, kernels = self._model, self._dtype, self._kernels
+        weights = _Cast(dtype)
+        with torch.no_grad():
+            embeds = model.embed_tokens(batch.input_ids)
+        hidden = linear(batch.hidden_states.to(dtype), weights(model.fc.weight)).float()
+        layers = [
+            _Layer(layer, index == 0, self._head_dim, self._before_residual, weights, kernels)
+            for index, layer in enumerate(model.layers)
+        ]
+        layers[0].embed(embeds)
+        attend = {window: self._attend(batch, window) for window in set(self._windows)}
+        found = []
+        for step in range(self._steps):
+            positions = (batch.position_ids + step).unsqueeze(0)
+            cos, sin = (item.squeeze(0) for item in model.rotary_emb(hidden, positions))
+            for layer, window in zip(layers, self._windows, strict=True):
+                hidden = layer(hidden, step, cos, sin, attend[window])
+            norm = model.norm
+            found.append(kernels.rms_norm(hidden, norm.weight, norm.variance_epsilon, dtype))
+        return found
+
+    def _attend(self, batch: PackedBatch, window: int | None) -> Attention:
+        if self._attention == "flex":
+            return Flex(batch.document_ids, window, self._kernels)
+        if self._attention == "sdpa":
+            return Dense(batch.document_ids, self._steps, window)
+        device = batch.document_ids.device
+        return Eager(batch.lengths, len(batch.document_ids), window, device)
+
+
+class _Cast:
+    """Parameters in the type of the products, each turned once a batch; gradients flow back."""
+
+    def __init__(self, dtype: Any):
+        self._dtype = dtype
+        self._made: dict[int, Any] = {}
+
+    def __call__(self, parameter: Any) -> Any:
+        if parameter.dtype == self._dtype:
+            return parameter
+        if id(parameter) not in self._made:
+            self._made[id(parameter)] = parameter.to(self._dtype)
+        return self._made[id(parameter)]
+
+
+class _Layer:
+    """One decoder layer over one batch, and the keys and values of its steps so far."""
+
+    def __init__(
+        self,
+        layer: Any,
+        first: bool,
+        head_dim: int,
+        before_residual: bool,
+        weights: Callable[[Any], Any],
+        kernels: Kernels,
+    ):
+        self._layer = layer
+        self._first = first
+        self._head_dim = head_dim
+        self._before_residual = before_residual
+        self._weights = weights
+        self._kernels = kernels
+        self._keys: list[Any] = []
+        self._values: list[Any] = []
+        self._shares: list[Any] = []
+        attention = layer.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._projections = [weights(part.weight) for part in projections]
+        # Of the first layer: the half for embeddings, and that for states. Split here alone, so
+        # that the gradients of all steps meet in each half before they are put together.
+        self._halves: list[Any] = []
+        if first:
+            self._halves = [w.split(w.shape[1] // 2, dim=1) for w in self._projections]
+
+    def embed(self, embeds: Any) -> None:
+        """Take the embeddings [positions, hidden] of step 0, and compute their share of queries,
+        keys and values."""
+        normed = self._norm(embeds, self._layer.input_layernorm)
+        self._shares = [linear(normed, half) for half, _ in self._halves]
+
+    def __call__(self, hidden: Any, step: int, cos: Any, sin: Any, attend: Attention) -> Any:
+        """The layer's output at a TTT step: fp32 [positions, hidden] in and out."""
+        layer = self._layer
+        residual = hidden
+        if self._first:
+            normed = self._norm(hidden, layer.hidden_norm)
+            if self._before_residual:
+                residual = normed.float()
+            parts = [
+                torch.addmm(pad(share[step:], (0, 0, 0, step)), normed, half.t())
+                for share, (_, half) in zip(self._shares, self._halves, strict=True)
+            ]
+        else:
+            normed = self._norm(hidden, layer.input_layernorm)
+            parts = [linear(normed, weight) for weight in self._projections]
+        query, key, value = (
+            part.view(len(hidden), -1, self._head_dim).transpose(0, 1) for part in parts
+        )
+        query = self._kernels.rotate(query, cos, sin)
+        self._keys.append(self._kernels.rotate(key, cos, sin))
+        self._values.append(value)
+        out = attend(query, self._keys, self._values, layer.self_attn.scaling)
+        out = out.transpose(0, 1).reshape(len(hidden), -1)
+        hidden = residual + linear(out, self._weights(layer.self_attn.o_proj.weight))
+        normed = self._norm(hidden, layer.post_attention_layernorm)
+        gate = linear(normed, self._weights(layer.mlp.gate_proj.weight))
+        up = linear(normed, self._weights(layer.mlp.up_proj.weight))
+        down = self._weights(layer.mlp.down_proj.weight)
+        return hidden + linear(self._kernels.gated(gate, up), down)
+
+    def _norm(self, x: Any, norm: Any) -> Any:
+        dtype = self._projections[0].dtype
+        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon, dtype)
