@@ -324,7 +324,10 @@ class _Template:
     """A chat template, without a tokenizer behind it."""
 
     def __init__(self, text: str):
-        self._template = ImmutableSandboxedEnvironment().from_string(text)
+        environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+        # As transformers has it: without options that are jinja2's own, and without escapes.
+        environment.filters["tojson"] = lambda value, **_: json.dumps(value)
+        self._template = environment.from_string(text)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> str:
         return str(self._template.render(messages=conversation, **options))
@@ -332,6 +335,10 @@ class _Template:
 
 _SAID = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
 _CALLS = "{% for m in messages %}{{ m.content if m.role != 'tool' }}{{ m.tool_calls }}{% endfor %}"
+_KIMI = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
 _ALL = "{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
 _HAS_TOOLS = Conversation((USER, ANSWER), ({"type": "function"},))
 _HAS_CALL = Conversation(CALLED[:2])
@@ -347,6 +354,7 @@ _HAS_RESULT = Conversation(CALLED)
         (_CALLS, _HAS_TOOLS, False),
         (_CALLS, _HAS_CALL, True),
         (_CALLS, _HAS_RESULT, False),
+        (_KIMI, _HAS_CALL, True),
         (_ALL, _HAS_TOOLS, True),
         (_ALL, _HAS_RESULT, True),
         ("{{ messages[9].content.x }}", _HAS_RESULT, True),  # what it refuses is told there
@@ -361,6 +369,13 @@ def test_tools_that_a_template_writes_nothing_for_are_rejected(  # PRE-10
     else:
         with pytest.raises(Rejected, match="tools_not_rendered"):
             support.refuse_unwritten(conversation)
+
+
+def test_kimi_s_own_template_writes_tools_calls_and_results() -> None:
+    template = material("kimi-k2.5/chat_template.jinja").read_text("utf-8")
+    support = ToolSupport(_Template(template))
+    for conversation in (_HAS_TOOLS, _HAS_CALL, _HAS_RESULT):
+        support.refuse_unwritten(conversation)
 
 
 REAL = {
