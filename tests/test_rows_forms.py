@@ -201,6 +201,38 @@ def test_ids_that_are_given_are_kept() -> None:
     assert (result["tool_call_id"], result["name"]) == ("call_x", "weather")
 
 
+def _trace(*ids: str | None, results: tuple[str, ...]) -> list[Any]:
+    calls = [{**_call(0), "id": given} for given in ids]
+    answers = [{"role": "tool", "content": "31", "tool_call_id": given} for given in results]
+    return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *answers, ANSWER]
+
+
+def test_ids_of_other_models_can_be_written_anew_as_kimi_writes_them() -> None:
+    # Parallel calls may be answered in another order, and an id may come again later.
+    turns = _trace("x", "y", results=("y", "x")) + _trace("x", results=("x",))
+    found = read_conversation({"traj": turns}, "auto", tool_call_ids="kimi").messages
+    ids = [call["id"] for turn in found for call in turn.get("tool_calls", ())]
+    assert ids == ["functions.weather:0", "functions.weather:1", "functions.weather:2"]
+    answered = [turn["tool_call_id"] for turn in found if turn["role"] == "tool"]
+    assert answered == [ids[1], ids[0], ids[2]]
+    again = read_conversation({"messages": list(found)}, "auto", tool_call_ids="kimi")
+    assert again.messages == found
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        _trace("x", results=("z",)),
+        _trace("x", results=("x", "x")),
+        _trace("x", "x", results=("x",)),
+        _trace(None, results=()),
+    ],
+)
+def test_ids_that_do_not_pair_are_not_written_anew(turns: list[Any]) -> None:
+    with pytest.raises(Rejected, match="bad_tools"):
+        read_conversation({"messages": turns}, "messages", tool_call_ids="kimi")
+
+
 def test_parts_of_reasoning_and_calls_are_read_as_such() -> None:
     parts = [
         {"type": "reasoning", "value": "think"},
