@@ -26,7 +26,9 @@ from kimi_eagle.verifiers.folder import safetensors_header
 if TYPE_CHECKING:
     from kimi_eagle.registry.store import Registry
 
-ROWS, REPORT, TABLE, TOKENIZER = "rows", "report.json", "rows.safetensors", "tokenizer.json"
+ROWS, REPORT, TABLE = "rows", "report.json", "rows.safetensors"
+# What `_decoder` reads, the first that a folder has.
+_TOKENIZERS = ("tokenizer.json",)
 _CODES = {"I32": ("i", 4), "I64": ("q", 8), "U8": ("B", 1)}
 
 
@@ -252,27 +254,30 @@ class _Table:
 
 
 def _tokenizer_file(root: Path, registry: Registry, digest: str, given: Path | None) -> Path:
-    """The tokenizer.json that rows were made with: the one given, a head's in the store, or that of
-    the verifier's folder as a manifest names it.
+    """The file of the tokenizer that rows were made with: the one given, a head's in the store, or
+    that of the verifier's folder as a manifest names it.
 
     Raises: LookupError.
     """
     if given is not None:
-        path = given / TOKENIZER if given.is_dir() else given
-        if not path.is_file():
-            raise LookupError(f"no {TOKENIZER} at {path}")
+        found = [given / name for name in _TOKENIZERS] if given.is_dir() else [given]
+        path = next((path for path in found if path.is_file()), None)
+        if path is None:
+            raise LookupError(f"no {' or '.join(_TOKENIZERS)} at {given}")
         return path
     makers = registry.producers(digest)
     record = None
     for maker in makers:
         (named,) = (maker.document or {}).get("inputs", {}).get("tokenizer", [None])
         record = registry.artifact(named) if named else None
-    if record is None or TOKENIZER not in record.files:
+    files = record.files if record is not None else {}
+    name = next((name for name in _TOKENIZERS if name in files), None)
+    if name is None:
         raise LookupError(
-            f"the registry knows no {TOKENIZER} that rows {short(digest)} were made with; "
-            "give its folder: --tokenizer FOLDER"
+            f"the registry knows no {' or '.join(_TOKENIZERS)} that rows {short(digest)} were made "
+            "with; give its folder: --tokenizer FOLDER"
         )
-    wanted = record.files[TOKENIZER][0]
+    wanted = files[name][0]
     for holder, relative in Search(registry).holders(wanted):
         path = root / "objects" / holder[:2] / holder / relative
         if path.is_file():
@@ -282,12 +287,12 @@ def _tokenizer_file(root: Path, registry: Registry, digest: str, given: Path | N
         if run is None:
             continue
         verifier = json.loads(registry.run_texts(run.id)["resolved"])["verifier"]["path"]
-        beside = Path(run.manifest_path).parent / str(verifier) / TOKENIZER
+        beside = Path(run.manifest_path).parent / str(verifier) / name
         if beside.is_file() and digest_file(beside) == wanted:
             return beside
     raise LookupError(
-        f"the {TOKENIZER} that rows {short(digest)} were made with ({short(wanted)}) is neither in "
-        "the store nor where the manifest had it; give its folder: --tokenizer FOLDER"
+        f"the {name} that rows {short(digest)} were made with ({short(wanted)}) is neither in the "
+        "store nor where the manifest had it; give its folder: --tokenizer FOLDER"
     )
 
 

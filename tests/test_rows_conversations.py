@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from cases import case_input
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kimi_eagle.identity import canonical
@@ -398,10 +398,11 @@ _json = st.recursive(
             max_size=4,
         )
     ),
-    max_leaves=12,
+    max_leaves=8,
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_json, st.sampled_from(get_args(Form)), st.booleans())
 def test_any_json_is_read_or_rejected(value: Any, form: str, in_table: bool) -> None:
     try:

@@ -201,6 +201,38 @@ def test_ids_that_are_given_are_kept() -> None:
     assert (result["tool_call_id"], result["name"]) == ("call_x", "weather")
 
 
+def _trace(*ids: str | None, results: tuple[str, ...]) -> list[Any]:
+    calls = [{**_call(0), "id": given} for given in ids]
+    answers = [{"role": "tool", "content": "31", "tool_call_id": given} for given in results]
+    return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *answers, ANSWER]
+
+
+def test_ids_of_other_models_can_be_written_anew_as_kimi_writes_them() -> None:
+    # Parallel calls may be answered in another order, and an id may come again later.
+    turns = _trace("x", "y", results=("y", "x")) + _trace("x", results=("x",))
+    found = read_conversation({"traj": turns}, "auto", tool_call_ids="kimi").messages
+    ids = [call["id"] for turn in found for call in turn.get("tool_calls", ())]
+    assert ids == ["functions.weather:0", "functions.weather:1", "functions.weather:2"]
+    answered = [turn["tool_call_id"] for turn in found if turn["role"] == "tool"]
+    assert answered == [ids[1], ids[0], ids[2]]
+    again = read_conversation({"messages": list(found)}, "auto", tool_call_ids="kimi")
+    assert again.messages == found
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        _trace("x", results=("z",)),
+        _trace("x", results=("x", "x")),
+        _trace("x", "x", results=("x",)),
+        _trace(None, results=()),
+    ],
+)
+def test_ids_that_do_not_pair_are_not_written_anew(turns: list[Any]) -> None:
+    with pytest.raises(Rejected, match="bad_tools"):
+        read_conversation({"messages": turns}, "messages", tool_call_ids="kimi")
+
+
 def test_parts_of_reasoning_and_calls_are_read_as_such() -> None:
     parts = [
         {"type": "reasoning", "value": "think"},
@@ -324,7 +356,10 @@ class _Template:
     """A chat template, without a tokenizer behind it."""
 
     def __init__(self, text: str):
-        self._template = ImmutableSandboxedEnvironment().from_string(text)
+        environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+        # As transformers has it: without options that are jinja2's own, and without escapes.
+        environment.filters["tojson"] = lambda value, **_: json.dumps(value)
+        self._template = environment.from_string(text)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> str:
         return str(self._template.render(messages=conversation, **options))
@@ -332,6 +367,10 @@ class _Template:
 
 _SAID = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
 _CALLS = "{% for m in messages %}{{ m.content if m.role != 'tool' }}{{ m.tool_calls }}{% endfor %}"
+_KIMI = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
 _ALL = "{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
 _HAS_TOOLS = Conversation((USER, ANSWER), ({"type": "function"},))
 _HAS_CALL = Conversation(CALLED[:2])
@@ -347,6 +386,7 @@ _HAS_RESULT = Conversation(CALLED)
         (_CALLS, _HAS_TOOLS, False),
         (_CALLS, _HAS_CALL, True),
         (_CALLS, _HAS_RESULT, False),
+        (_KIMI, _HAS_CALL, True),
         (_ALL, _HAS_TOOLS, True),
         (_ALL, _HAS_RESULT, True),
         ("{{ messages[9].content.x }}", _HAS_RESULT, True),  # what it refuses is told there
@@ -361,6 +401,13 @@ def test_tools_that_a_template_writes_nothing_for_are_rejected(  # PRE-10
     else:
         with pytest.raises(Rejected, match="tools_not_rendered"):
             support.refuse_unwritten(conversation)
+
+
+def test_kimi_s_own_template_writes_tools_calls_and_results() -> None:
+    template = material("kimi-k2.5/chat_template.jinja").read_text("utf-8")
+    support = ToolSupport(_Template(template))
+    for conversation in (_HAS_TOOLS, _HAS_CALL, _HAS_RESULT):
+        support.refuse_unwritten(conversation)
 
 
 REAL = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cases import case_input
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kimi_eagle.rows.buckets import KEPT, Buckets, Place
@@ -202,7 +202,7 @@ _records = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(_records, min_size=1, max_size=3),
     st.sampled_from([None, 1, 3]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases import case_json
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kimi_eagle.identity import digest_document
@@ -66,7 +66,7 @@ def test_no_share_keeps_nothing_apart() -> None:
     assert validating(NAMES, 0.0, 0) == set()
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(2, 40),
     st.integers(0, 40),

@@ -14,7 +14,7 @@ from typing import Any
 from kimi_eagle.rows.buckets import Rejected
 from kimi_eagle.rows.forms import Form, spoken
 from kimi_eagle.rows.text import Cleaner
-from kimi_eagle.rows.tool_calls import Pairing, parse, read_calls, read_tools
+from kimi_eagle.rows.tool_calls import Pairing, kimi_ids, parse, read_calls, read_tools
 
 __all__ = ["ROLES", "Conversation", "Form", "Rejected", "read_conversation", "read_messages"]
 
@@ -51,6 +51,7 @@ def read_conversation(
     columns: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
     *,
+    tool_call_ids: str = "keep",
     in_table: bool = False,
 ) -> Conversation:
     """A record's conversation.
@@ -62,6 +63,7 @@ def read_conversation(
         columns: what a form calls it → what the records call it; `role` and `content` are within
             the turns.
         roles: what the turns call who speaks → one of `ROLES`, beside the names that are known.
+        tool_call_ids: `keep`, or `kimi` to write them anew (see `tool_calls.kimi_ids`).
         in_table: nulls may stand for what a struct lacks (see `Record.in_table`).
 
     Raises:
@@ -77,6 +79,8 @@ def read_conversation(
     said = spoken(value, form)
     turns = _named(said.turns, within, roles or {}) if within or roles else said.turns
     messages = _Turns(text, in_table).read(turns)
+    if tool_call_ids == "kimi":
+        messages = kimi_ids(messages)
     if isinstance(said.system, str) and said.system.strip():
         # Beside the turns, as ShareGPT's and Alpaca's records have it.
         if messages[0]["role"] == "system":

@@ -30,6 +30,8 @@ class SourceParams(Protocol):
     @property
     def roles(self) -> Mapping[str, str]: ...
     @property
+    def tool_call_ids(self) -> str: ...
+    @property
     def limit(self) -> int | None: ...
     @property
     def weight(self) -> float | None: ...
@@ -164,6 +166,7 @@ class Intake:
                 source.format,
                 source.columns,
                 source.roles,
+                tool_call_ids=source.tool_call_ids,
                 in_table=record.in_table,
             )
         except Rejected as error:

@@ -153,3 +153,31 @@ class Pairing:
         """
         if self._waiting:
             raise Rejected("bad_tools", f"no result of {', '.join(self._waiting)}")
+
+
+def kimi_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with every call's id, and those of its results, as Kimi's models write them.
+    Their templates write the id alone: with another model's id in it, a call has no name.
+
+    Raises:
+        Rejected: a result of no call, or two calls of one id that wait for their results.
+    """
+    made = 0
+    waiting: dict[str, str] = {}
+    found = []
+    for message in messages:
+        if message["role"] == "tool":
+            given = message.get("tool_call_id")
+            if given not in waiting:
+                raise Rejected("bad_tools", f"a result of no call: {given!r}")
+            message = {**message, "tool_call_id": waiting.pop(given)}
+        calls = []
+        for call in message.get("tool_calls", ()):
+            given, name = call.get("id"), call["function"]["name"]
+            if not isinstance(given, str) or given in waiting:
+                raise Rejected("bad_tools", f"calls without an id of their own: {given!r}")
+            waiting[given] = f"functions.{name}:{made}"
+            made += 1
+            calls.append({**call, "id": waiting[given]})
+        found.append({**message, "tool_calls": calls} if calls else message)
+    return found

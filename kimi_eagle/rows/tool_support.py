@@ -70,17 +70,16 @@ class ToolSupport:
 
     @cached_property
     def _calls(self) -> bool:
-        return self._writes([_ASKED, _CALL, _ANSWER], _NAME, _VALUE, tools=())
+        # Not by the function's name: Kimi's templates write the id, which has it, in its place.
+        return self._writes([_ASKED, _CALL, _ANSWER], _VALUE, tools=())
 
     @cached_property
     def _results(self) -> bool:
         return self._writes([_ASKED, _CALL, _ANSWER], _RESULT)
 
-    def _writes(
-        self, messages: Sequence[Any], *words: str, tools: Sequence[Any] = (_TOOL,)
-    ) -> bool:
-        """Whether the words are written. A template that refuses the question is taken to write
-        them: what it refuses of a record is told there."""
+    def _writes(self, messages: Sequence[Any], word: str, tools: Sequence[Any] = (_TOOL,)) -> bool:
+        """Whether a word is written. A template that refuses the question is taken to write it:
+        what it refuses of a record is told there."""
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -90,4 +89,4 @@ class ToolSupport:
             )
         except Exception:  # noqa: BLE001 - a template may raise anything at what it is given
             return True
-        return all(word in str(text) for word in words)
+        return word in str(text)

@@ -59,6 +59,10 @@ class Source(Model):
     `content` are within the turns."""
     roles: dict[str, Role] = Field(default_factory=dict)
     """What the turns call who speaks: who that is, such as `{Human: user, AI: assistant}`."""
+    tool_call_ids: Literal["keep", "kimi"] = "keep"
+    """`kimi`: ids of tool calls are written anew as Kimi's models write them, functions.NAME:N, for
+    traces of other models: Kimi's template writes the id, and the function's name only within
+    it."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """At most this many conversations, chosen by `seed` and by what they say: neither the order of
     records nor that of files matters."""
