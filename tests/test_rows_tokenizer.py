@@ -14,7 +14,7 @@ import pytest
 from cases import demo_verifier, material
 
 from kimi_eagle.rows.conversations import read_conversation
-from kimi_eagle.rows.render import Renderer
+from kimi_eagle.rows.render import Renderer, cut
 from kimi_eagle.rows.tiktoken_form import PATTERN, fast_form, pieces, read_ranks
 from kimi_eagle.rows.tokenizer import load_tokenizer, token_count
 from kimi_eagle.verifiers.facts import VerifierError
@@ -136,6 +136,23 @@ def test_long_runs_are_cut_where_kimis_own_tokenizer_cuts_them() -> None:
     words = "word " * 100_000
     assert list(pieces(words)) == [words[:400_000], words[400_000:]]
     assert list(pieces("")) == []
+
+
+def test_long_answers_are_encoded_in_pieces_and_only_as_far_as_a_row_goes(small: Path) -> None:
+    tokenizer, own = load_tokenizer(small), _tiktoken(small).encode_ordinary
+
+    def row(answer: str, limit: int | None) -> Any:
+        turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
+        conversation = read_conversation({"messages": turns}, "messages")
+        (found,) = Renderer(tokenizer, limit=limit).rows(conversation)
+        return found
+
+    answer = "hello" * 8_000  # cut after 25,000 characters, where nothing else would cut it
+    whole = row(answer, None)
+    pieces_of_it = [*own(answer[:25_000]), *own(answer[25_000:])]
+    assert list(whole.token_ids[4:-1]) == pieces_of_it
+    assert cut(row(answer * 40, 100), 100) == cut(row(answer * 40, None), 100)
+    assert len(row(answer * 40, 100).token_ids) < len(pieces_of_it)
 
 
 def test_additional_templates_are_part_of_the_tokenizer_and_render_tools(small: Path) -> None:

@@ -17,7 +17,8 @@ from kimi_eagle.rows.conversations import Rejected
 
 CONTROL_IN_TEXT = "control_token_in_text"
 LONGEST_TEXT = 1_000_000
-"""Characters that are encoded at once where nothing says that part of them is enough."""
+"""Characters that are encoded at once where nothing says that part of them is enough; more where
+rows may be longer."""
 _REMEMBERED = 1_000_000
 """Characters whose ids are kept for the next conversation."""
 
@@ -41,7 +42,9 @@ class Tokenizer(Protocol):
 class Encoder:
     """Encodes text of one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, control: Control):
+    def __init__(self, tokenizer: Tokenizer, control: Control, longest: int = LONGEST_TEXT):
+        """Args: `longest`: characters that are encoded at once, where nothing cuts them."""
+        self._longest_text = longest
         self._tokenizer = tokenizer
         self._control = control
         added = tokenizer.get_added_vocab()
@@ -79,8 +82,8 @@ class Encoder:
             Rejected: a text that is too long to be encoded, or marked text that this tokenizer
                 cannot encode as text.
         """
-        if len(text) > LONGEST_TEXT and self._pieces is _uncut:
-            raise Rejected("too_long", f"{len(text)} characters; {LONGEST_TEXT} are encoded")
+        if len(text) > self._longest_text and self._pieces is _uncut:
+            raise Rejected("too_long", f"{len(text)} characters; {self._longest_text} are encoded")
         if not self._apart:
             if mark:
                 raise Rejected(CONTROL_IN_TEXT, "which this tokenizer cannot encode as text")

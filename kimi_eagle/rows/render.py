@@ -78,7 +78,8 @@ class Renderer:
         self._spoken = Control(control - {THINK, END_THINK})
         added = tokenizer.get_added_vocab()
         self._ends = {*tokenizer.all_special_ids, *map(added.__getitem__, self._spoken.tokens)}
-        self._encoder = Encoder(tokenizer, self._control)
+        # No text of a row has 16 characters a token throughout.
+        self._encoder = Encoder(tokenizer, self._control, max(LONGEST_TEXT, 16 * (limit or 0)))
 
     def prompt(
         self,
