@@ -85,6 +85,10 @@ def both(head: Path, tmp_path: Path, **values: Any) -> tuple[Any, ...]:
         pytest.param({"ttt_step_loss_decay": 0.8, "ttt_steps": 4}, id="decay, four steps"),
         pytest.param({"draft": {"layers": 2, "kv_heads": 2}}, id="two layers, grouped heads"),
         pytest.param({"draft": {"sliding_window": 5}}, id="sliding window"),
+        *(
+            pytest.param({"loss": name, "ttt_steps": 2}, id=name)
+            for name in ("rkl", "jsd", "tv", "nla", "lk_hybrid")
+        ),
         pytest.param({"draft": {"norm_before_residual": True}}, id="norm before residual"),
     ],
 )

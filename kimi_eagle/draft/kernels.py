@@ -79,6 +79,22 @@ def ce_and_gradient(logits: Any, aims: Any, weight: Any) -> tuple[Any, Any, Any]
     return loss, gradient.to(logits.dtype), logits.argmax(-1)
 
 
+def by_autograd(name: str) -> Callable[..., Any]:
+    """A loss of speculators' by its name, with its gradient, as `kl_and_gradient`."""
+    from speculators.losses import resolve_loss_config
+
+    ((loss, _),) = resolve_loss_config(name, "eager").values()
+
+    def loss_and_gradient(logits: Any, targets: Any, weight: Any) -> tuple[Any, Any, Any]:
+        with torch.enable_grad():
+            x = logits.detach().requires_grad_()
+            losses = loss(x.unsqueeze(0), targets.unsqueeze(0)).squeeze(0)
+            (gradient,) = torch.autograd.grad((losses * weight).sum(), x)
+        return losses.detach(), gradient, logits.argmax(-1)
+
+    return loss_and_gradient
+
+
 class Kernels:
     """The functions above, each compiled for a device where that is asked for."""
 

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import linear
 
 from kimi_eagle.draft.batches import PackedBatch
-from kimi_eagle.draft.kernels import Kernels
+from kimi_eagle.draft.kernels import Kernels, by_autograd
 
 # speculators adds this to every denominator.
 _EPSILON = 1e-5
@@ -63,13 +63,14 @@ class Heads:
         kernels: Kernels,
         chunk: int = CHUNK,
     ):
-        """Args: `loss`: kl_div or ce; `decay`: the weight of step k is this to the power of k."""
+        """Args: `loss`: one of the manifest's; `decay`: step k weighs this to the power of k."""
         self._loss = loss
         self._decay = decay
         self._dtype = dtype
-        self._kernels = kernels
         self._chunk = chunk
         self._model = model
+        own = {"kl_div": kernels.kl, "ce": kernels.ce}
+        self._chunk_loss = own[loss] if loss in own else by_autograd(loss)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def aims(self, batch: PackedBatch) -> Aims:
@@ -78,7 +79,7 @@ class Heads:
         at = batch.starts[0]
         last = batch.last_states.index_select(0, at).to(self._dtype)
         weight = head.to(self._dtype)
-        if self._loss == "kl_div":
+        if self._loss != "ce":
             logits = linear(norm(last).to(self._dtype), weight)
             return Aims(logits, logits.argmax(-1))
         tokens = [
@@ -121,10 +122,8 @@ class Heads:
 
     def chunk_loss(self, logits: Any, aims: Aims, numbers: Any, share: Any) -> tuple[Any, Any, Any]:
         """Loss fp32 [rows], its gradient times `share` [rows, vocab], and the likeliest tokens."""
-        by_kl = self._loss == "kl_div"
-        kernel = self._kernels.kl if by_kl else self._kernels.ce
-        aim = (aims.logits if by_kl else aims.tokens).index_select(0, numbers)
-        losses, slope, tokens = kernel(logits, aim, share)
+        aim = (aims.tokens if self._loss == "ce" else aims.logits).index_select(0, numbers)
+        losses, slope, tokens = self._chunk_loss(logits, aim, share)
         return losses, slope, tokens
 
     @property

@@ -123,9 +123,11 @@ class TrainParams(StageParams):
     """Training-time test steps: how many tokens ahead the draft is unrolled."""
     ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Weight of step k's loss: this to the power of k."""
-    loss: Literal["kl_div", "ce"] = "kl_div"
-    """Per position, over the draft's vocabulary: `kl_div` against the verifier's distribution, or
-    `ce` against its most likely token."""
+    loss: Literal["kl_div", "ce", "rkl", "jsd", "tv", "nla", "lk_hybrid"] = "kl_div"
+    """speculators' losses, per position and over the draft's vocabulary: `kl_div`, reverse (`rkl`)
+    and Jensen-Shannon (`jsd`) divergence from the verifier's distribution; `ce` against its most
+    likely token; total variation (`tv`), negative log acceptance (`nla`), and their hybrid with
+    `kl_div` (`lk_hybrid`). The first two are computed fastest."""
     noise: Noise | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     batch_tokens: Annotated[int, Field(ge=16)] = 8192
