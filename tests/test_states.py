@@ -14,10 +14,20 @@ from cases import case_input
 from safetensors.torch import load_file
 
 from kimi_eagle.job import StageFailed
+from kimi_eagle.records import ShardRecord
+from kimi_eagle.registry.ledger import Ledger
+from kimi_eagle.registry.schema import FILE
 from kimi_eagle.states.checks import ALL_ZERO, BadStates, _bits, check_states
 from kimi_eagle.states.contract import LayerContract
-from kimi_eagle.states.index import Place
-from kimi_eagle.states.layout import StateRow, read_rows, shard_path, stored_digests, write_rows
+from kimi_eagle.states.index import Place, placed_rows
+from kimi_eagle.states.layout import (
+    ROWS,
+    StateRow,
+    read_rows,
+    shard_path,
+    stored_digests,
+    write_rows,
+)
 from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shards import ShardWriter, content_digest
@@ -324,3 +334,28 @@ def test_a_line_that_is_not_exactly_a_row_is_refused(text: str) -> None:
 def test_shards_lie_by_digest(tmp_path: Path) -> None:
     digest = "ab" + "0" * 62
     assert shard_path(tmp_path, digest) == tmp_path / "states" / "ab" / f"{digest}.safetensors"
+
+
+def test_training_is_given_each_row_or_told_that_it_has_no_states(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    keys = [letter * 64 for letter in "abc"]
+    shard = ShardRecord("5" * 64, 1, ((keys[0], 0, 6, "0" * 64), (keys[2], 6, 4, "2" * 64)))
+    ledger.add_shard(shard)
+    ledger.close()
+    listed = [
+        StateRow(keys[0], "0" * 64, 6),
+        StateRow(keys[1], "", 3, "not-finite"),
+        StateRow(keys[2], "2" * 64, 4),
+    ]
+    (tmp_path / ROWS).write_text(write_rows(listed), "utf-8")
+    assert placed_rows(tmp_path, tmp_path / FILE, 3) == [
+        (keys[0], Place("5" * 64, 0, 6, "0" * 64)),
+        (keys[1], None),
+        (keys[2], Place("5" * 64, 6, 4, "2" * 64)),
+    ]
+    with pytest.raises(StageFailed, match="the states list 3 rows, the rows file has 4"):
+        placed_rows(tmp_path, tmp_path / FILE, 4)
+    for other in (replace(listed[0], digest="9" * 64), StateRow("d" * 64, "0" * 64, 6)):
+        (tmp_path / ROWS).write_text(write_rows([other]), "utf-8")
+        with pytest.raises(StageFailed, match=f"row {other.key[:12]} is not in the state store"):
+            placed_rows(tmp_path, tmp_path / FILE, 1)

@@ -38,6 +38,30 @@ def test_what_the_disk_has_no_room_for_is_not_started(made: Project, disk: Path)
     assert not _shards(project.root)
 
 
+def test_a_folder_that_was_not_there_holds_every_row(extracted: Project) -> None:
+    """EXT-11: nobody made the folder of the store before."""
+    (metrics,) = [
+        stage["metrics"] for stage in extracted.submit().json["stages"] if stage["name"] == "states"
+    ]
+    with contextlib.closing(sqlite3.connect(extracted.root / "registry.sqlite")) as registry:
+        (held,) = registry.execute("select count(*) from state_rows").fetchone()
+    assert held == metrics["rows"] == 10
+
+
+@pytest.mark.slow
+def test_a_shard_that_cannot_be_written_fails_the_stage(made: Project) -> None:
+    """EXT-11: what should be the folder of the store is a file."""
+    (made.root / "states").write_text("in the way", "utf-8")
+    made.write(WITH_STATES)
+    answer = made.submit()
+    assert answer.code == 1
+    assert answer.dispositions["states"] == "failed"
+    assert str(made.root / "states") in answer.err
+    assert "Traceback" not in answer.err
+    (made.root / "states").unlink()
+    assert made.submit().code == 0
+
+
 @pytest.mark.slow
 def test_a_disk_that_fills_up_leaves_whole_shards_and_the_next_submit_goes_on(
     made: Project, disk: Path

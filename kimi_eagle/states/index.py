@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kimi_eagle.identity import short
 from kimi_eagle.job import StageFailed
-from kimi_eagle.states.layout import ROWS, read_rows
+from kimi_eagle.states.layout import ROWS, StateRow, read_rows
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,14 @@ def placed_rows(folder: Path, registry: Path, rows: int) -> list[tuple[str, Plac
         raise StageFailed(f"the states list {len(listed)} rows, the rows file has {rows}")
     index = StateIndex(registry)
     try:
-        places = index.places([row.key for row in listed if row.stored])
+        return placed(listed, index)
     finally:
         index.close()
+
+
+def placed(listed: Sequence[StateRow], index: StateIndex) -> list[tuple[str, Place | None]]:
+    """As `placed_rows`, of rows that were read already. Raises: StageFailed."""
+    places = index.places([row.key for row in listed if row.stored])
     found: list[tuple[str, Place | None]] = []
     for row in listed:
         place = places.get(row.key) if row.stored else None
