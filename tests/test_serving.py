@@ -29,6 +29,8 @@ from kimi_eagle.draft.release import check_against
 from kimi_eagle.draft.simulator import simulate
 from kimi_eagle.engines.endpoint_generate import generate
 from kimi_eagle.engines.launch import environment
+from kimi_eagle.rows.render import Renderer
+from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.evaluate.report import gap
 from kimi_eagle.stages.export.card import FOLDER, VERIFIER
 from kimi_eagle.stages.export.gate import gate
@@ -245,3 +247,45 @@ def test_the_command_of_the_card_serves_what_was_measured(
         assert served["token_ids"] == measured["with_draft"]
         assert served["committed"] == measured["committed"]
         assert served["finish_reason"] == measured["finish_reason"]
+
+
+def test_a_server_is_asked_the_second_turn_after_its_own_answer(
+    server: str, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(DEMO_VERIFIER)
+    renderer = Renderer(tokenizer)
+    messages = [{"role": "user", "content": "Which number is larger, 90 or 71?"}]
+    talk = {
+        "set": "turns",
+        "conversation": 0,
+        "messages": messages,
+        "later": ["What is the capital of Peru?"],
+        "prompt": renderer.encode(renderer.prompt(messages)),
+    }
+    job = {
+        "conversations": [talk],
+        "runs": None,
+        "temperatures": [0.0],
+        "seed": 0,
+        "batch": 1,
+        "thinking": "default",
+        "tokenizer": str(DEMO_VERIFIER),
+        "draft": "served",
+        "draft_tokens": 3,
+        "max_tokens": 64,
+        "max_model_len": 512,
+        "engine": {"url": server, "plain_url": server},
+        "label": "at an endpoint",
+        "events": str(tmp_path / "events"),
+    }
+    (greedy,) = generate(job)["runs"]
+    first, second = greedy["requests"]
+    said = tokenizer.decode(first["token_ids"][:-1]).partition("</think>")[2]
+    assert "90" in said
+    assert said in tokenizer.decode(second["prompt"])  # the answer, without its reasoning
+    assert "Lima" in tokenizer.decode(second["token_ids"])
+    assert first["log_probability"] is None
+    alone = {**talk, "later": []}
+    brief = {**job, "conversations": [alone], "temperatures": [0.5], "max_tokens": 6}
+    (sampled,) = generate(brief)["runs"]
+    assert sampled["requests"][0]["log_probability"] < 0
