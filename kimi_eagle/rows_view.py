@@ -90,7 +90,7 @@ def buckets(registry: Registry, artifact: ArtifactRecord, folder: Path) -> list[
     if artifact.kind != ROWS or not (folder / REPORT).is_file():
         return []
     report = _report(folder)
-    names = _names(registry, report)
+    names = _names(registry, artifact.digest)
     try:
         counted = dict(report["buckets"])
         total = sum(entry["records"] for entry in counted.values())
@@ -125,9 +125,13 @@ def _report(folder: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _names(registry: Registry, report: Mapping[str, Any]) -> list[str]:
-    """The names of the files that rows came of: an artifact knows them by digest alone."""
-    digests = [str(item["digest"]) for item in report.get("files", ())]
+def _names(registry: Registry, rows: str) -> list[str]:
+    """The names of the files that rows came of, by number. An artifact has none: the same data in
+    other files makes the same rows; those of the run that made them last are told."""
+    makers = registry.producers(rows)
+    inputs = (makers[-1].document or {}).get("inputs", {}) if makers else {}
+    roles = sorted((int(role[8:]), role) for role in inputs if role.startswith("sources."))
+    digests = [digest for _, role in roles for digest in inputs[role]]
     records = [registry.artifact(digest) for digest in digests]
     return [
         record.label if record and record.label else short(digest)
@@ -171,7 +175,7 @@ def rows(
             raise LookupError(f"no row {number}: rows {short(digest)} has 0 to {len(table) - 1}")
     numbers = [*numbers, *spread(len(table), sample)]
     decoder = _decoder(_tokenizer_file(root, registry, digest, tokenizer))
-    names = _names(registry, _report(folder))
+    names = _names(registry, digest)
     return [_view(table, number, decoder, names) for number in numbers]
 
 

@@ -116,8 +116,8 @@ def case(old: str, new: str, *expected: str) -> Any:
         case("seed: 42", "seed: 1:30:00", "must be a whole number (found '1:30:00')"),
         # References
         case("rows: rows, layers", "rows: row, layers", "7:33: stages.states.rows", "'rows'?"),
-        case("rows: rows, layers", "rows: head, layers", "or regenerate; 'head' is of kind head"),
-        case("rows: rows, layers", "rows: nothing, layers", "kind prepare or regenerate: rows"),
+        case("rows: rows, layers", "rows: head, layers", "or import_rows; 'head' is of kind head"),
+        case("rows: rows, layers", "rows: nothing, layers", "or regenerate or import_rows: rows"),
         case("kind: prepare", "kind: prepair", "6:16: stages.rows.kind: must be", "'prepare'?"),
         case("kind: prepare", "knd: prepare", "stages.rows.kind: is required"),
         case("  draft:", "  Draft:", "9:3: stages.Draft: the key must match the pattern"),

@@ -589,7 +589,7 @@ def test_a_manifest_takes_rows_from_either_kind(project: Project) -> None:
     project.write(project.manifest.read_text("utf-8").replace("rows: answers", "rows: head"))
     answer = project.cli("validate", str(project.manifest))
     assert answer.code == 2
-    assert "must name a stage of kind prepare or regenerate; 'head' is of kind head" in answer.err
+    assert "prepare or regenerate or import_rows; 'head' is of kind head" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,7 @@ def run(context: Context) -> dict[str, Any]:
             "repaired_surrogates": repaired,
             "tools_undeclared": intake.undeclared,
         }
-    files = [
-        {"source": index, "digest": item.digest}
-        for index, items in enumerate(given)
-        for item in items
-    ]
-    write_json(out / "report.json", {**metrics, "files": files, "buckets": buckets.document()})
+    write_json(out / "report.json", {**metrics, "buckets": buckets.document()})
     for note in buckets.notes(names):
         context.events.note(note)
     if intake.undeclared:
