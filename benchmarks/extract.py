@@ -59,7 +59,7 @@ def main() -> None:
 
 def _compare(given: argparse.Namespace, folder: Path) -> None:
     sides = ["plain", "ours", *(["example"] if given.example else [])]
-    job = _job(given, folder, 0.9 / len(sides))
+    job = _job(given, folder, min(0.9 / len(sides), 0.3))
     (folder / "job.json").write_text(json.dumps(job), "utf-8")
     running = {side: Side(side, folder) for side in sides}
     tokens = given.prompts * given.length
