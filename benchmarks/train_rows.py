@@ -24,7 +24,7 @@ from kimi_eagle.rows.table import TRAIN, load_rows, save_rows
 from kimi_eagle.stages.train.spec import TrainParams
 from kimi_eagle.states.index import Place, StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, read_rows, shard_path
-from kimi_eagle.states.shards import ShardReader
+from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.verifiers.facts import read_facts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
