@@ -270,8 +270,8 @@ def test_every_conversation_of_the_material_is_rows_or_is_counted(tmp_path: Path
     source = tmp_path / "material.jsonl"
     records = list(conversations(material("chat")))
     assert len(records) > 14_000
-    # All that has tools or reasoning, and every fifth of what is a question and an answer.
-    chosen = [item for n, item in enumerate(records) if len(item["messages"]) > 2 or n % 5 == 0]
+    # All that has tools, reasoning or turns, and some of what is a question and an answer.
+    chosen = [item for n, item in enumerate(records) if len(item["messages"]) > 2 or n % 40 == 0]
     lines = (json.dumps(item) + "\n" for item in chosen)
     source.write_text("".join(lines), "utf-8")
     metrics, out = _run(
@@ -280,7 +280,7 @@ def test_every_conversation_of_the_material_is_rows_or_is_counted(tmp_path: Path
     rejects = {name: count for name, count in metrics["buckets"].items() if name != "kept"}
     assert "prompt_not_proven" not in rejects
     assert set(rejects) <= {"duplicate", "think_token_in_text", "too_long_no_supervision"}
-    assert metrics["prompts_proven"] == metrics["turns"] > metrics["rows"] > 3_000
+    assert metrics["prompts_proven"] == metrics["turns"] > metrics["rows"] > 1_000
     # A conversation is lost as a whole only where it is counted; a long one loses rows alone.
     assert metrics["conversations"] + sum(rejects.values()) == len(chosen)
     assert all(load_rows(out).mask(row).any() for row in range(metrics["rows"]))
