@@ -90,7 +90,7 @@ def buckets(registry: Registry, artifact: ArtifactRecord, folder: Path) -> list[
     if artifact.kind != ROWS or not (folder / REPORT).is_file():
         return []
     report = _report(folder)
-    names = _names(registry, report)
+    names = _names(registry, artifact.digest)
     try:
         counted = dict(report["buckets"])
         total = sum(entry["records"] for entry in counted.values())
@@ -112,7 +112,8 @@ def buckets(registry: Registry, artifact: ArtifactRecord, folder: Path) -> list[
 
 
 def _example(example: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    name = names[example["file"]]
+    number = int(example["file"])
+    name = names[number] if number < len(names) else f"file {number}"
     at = place(name, example["record"], example["line"])
     return {**example, "file": name, "place": at}
 
@@ -125,14 +126,17 @@ def _report(folder: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _names(registry: Registry, report: Mapping[str, Any]) -> list[str]:
-    """The names of the files that rows came of: an artifact knows them by digest alone."""
-    digests = [str(item["digest"]) for item in report.get("files", ())]
-    records = [registry.artifact(digest) for digest in digests]
-    return [
-        record.label if record and record.label else short(digest)
-        for digest, record in zip(digests, records, strict=True)
-    ]
+def _names(registry: Registry, digest: str) -> list[str]:
+    """The names of the files that rows came of, in their order. An artifact does not know them, so
+    that a source packed another way makes the same rows; the registry knows what its maker read."""
+    makers = registry.producers(digest)
+    inputs = (makers[0].document or {}).get("inputs", {}) if makers else {}
+    found = []
+    for index in range(sum(role.startswith("sources.") for role in inputs)):
+        for source in inputs[f"sources.{index}"]:
+            record = registry.artifact(source)
+            found.append(record.label if record and record.label else short(source))
+    return found
 
 
 def rows(
@@ -171,7 +175,7 @@ def rows(
             raise LookupError(f"no row {number}: rows {short(digest)} has 0 to {len(table) - 1}")
     numbers = [*numbers, *spread(len(table), sample)]
     decoder = _decoder(_tokenizer_file(root, registry, digest, tokenizer))
-    names = _names(registry, _report(folder))
+    names = _names(registry, digest)
     return [_view(table, number, decoder, names) for number in numbers]
 
 

@@ -80,12 +80,7 @@ def run(context: Context) -> dict[str, Any]:
         "repaired_surrogates": repaired,
         "tools_undeclared": intake.undeclared,
     }
-    files = [
-        {"source": index, "digest": item.digest}
-        for index, items in enumerate(given)
-        for item in items
-    ]
-    report = {**metrics, "files": files, "buckets": buckets.document()}
+    report = {**metrics, "buckets": buckets.document()}
     write_json(out / "report.json", report)
     for note in buckets.notes(names):
         context.events.note(note)
