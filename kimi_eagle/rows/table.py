@@ -59,8 +59,8 @@ def save_rows(
     split: Sequence[int],
     source: Sequence[int],
     record: Sequence[int],
-    file: Sequence[int],
-    line: Sequence[int],
+    file: Sequence[int] | None = None,
+    line: Sequence[int] | None = None,
 ) -> None:
     lengths = [len(ids) for ids in token_ids]
     save_file(
@@ -73,8 +73,8 @@ def save_rows(
             "split": np.asarray(split, np.uint8),
             "source": np.asarray(source, np.int32),
             "record": np.asarray(record, np.int32),
-            "file": np.asarray(file, np.int32),
-            "line": np.asarray(line, np.int32),
+            **({} if file is None else {"file": np.asarray(file, np.int32)}),
+            **({} if line is None else {"line": np.asarray(line, np.int32)}),
         },
         folder / FILE,
     )
