@@ -112,7 +112,8 @@ def buckets(registry: Registry, artifact: ArtifactRecord, folder: Path) -> list[
 
 
 def _example(example: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    name = names[example["file"]]
+    number = int(example["file"])
+    name = names[number] if number < len(names) else f"file {number}"
     at = place(name, example["record"], example["line"])
     return {**example, "file": name, "place": at}
 

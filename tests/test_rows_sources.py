@@ -202,12 +202,14 @@ _json_values = st.recursive(
     | st.booleans()
     | st.integers(-99, 99)
     | st.text(st.sampled_from('a"\\[]{},: \n\u00e9\U0001f600'), max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=5,
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(_json_values, max_size=6), st.integers(1, 9), st.sampled_from([None, 1]), st.booleans()
 )
@@ -227,9 +229,12 @@ def test_an_array_read_in_pieces_is_what_the_parser_reads_at_once(
     assert [record.error for record in found] == [None] * len(items)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.lists(st.dictionaries(st.text(max_size=2), _json_values), min_size=1, max_size=4), st.data()
+    st.lists(
+        st.dictionaries(st.text(max_size=2), _json_values, max_size=2), min_size=1, max_size=4
+    ),
+    st.data(),
 )
 def test_an_array_cut_off_anywhere_yields_its_whole_records_and_one_error(
     tmp_path_factory: pytest.TempPathFactory, items: list[Any], data: st.DataObject

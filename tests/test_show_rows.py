@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import sys
@@ -197,10 +198,11 @@ def test_public_forms_of_the_base_file_give_equal_rows(  # PRE-08, PRE-25
     assert x.read_bytes() == y.read_bytes()
 
 
-def test_the_name_of_a_source_is_no_part_of_its_rows(mixed: Project) -> None:
+def test_neither_name_nor_packing_of_a_source_is_part_of_its_rows(mixed: Project) -> None:
     _prepare(mixed, "x", on_bad_record="skip")
-    renamed = mixed.chats.rename(mixed.folder / "renamed.jsonl")
-    _prepare(mixed, "y", renamed, on_bad_record="skip")
+    packed = mixed.folder / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(mixed.chats.read_bytes()))
+    _prepare(mixed, "y", packed, on_bad_record="skip")
     for name in ("rows.safetensors", "report.json"):
         x, y = (mixed.folder / folder / "out" / "rows" / name for folder in "xy")
         assert x.read_bytes() == y.read_bytes(), name
@@ -281,7 +283,7 @@ def test_a_report_that_counts_nothing_is_no_obstacle(made: Project) -> None:
     for text in ("{", "[]", '{"buckets": {"kept": 3}}'):
         report.write_text(text, "utf-8")
         assert made.cli("show", digest).code == 0
-        assert "from source 0:1\n" in made.cli("show", digest, "--row", "0").out
+        assert "from chats.jsonl:1\n" in made.cli("show", digest, "--row", "0").out
 
 
 def _is_rows(path: Path) -> bool:

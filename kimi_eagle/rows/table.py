@@ -80,8 +80,8 @@ def save_rows(
             "split": np.asarray(split, np.uint8),
             "source": np.asarray(source, np.int32),
             "record": np.asarray(record, np.int32),
-            "file": np.asarray(file or [0] * len(record), np.int32),
-            "line": np.asarray(line or [0] * len(record), np.int32),
+            **({} if file is None else {"file": np.asarray(file, np.int32)}),
+            **({} if line is None else {"line": np.asarray(line, np.int32)}),
         },
         folder / FILE,
     )
