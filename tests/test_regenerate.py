@@ -632,3 +632,54 @@ def test_engines_at_once_share_no_prompt(renderer: Renderer) -> None:
     prompts = [{dialogue.prompt() for dialogue in share} for share in shares]
     assert sum(map(len, prompts)) == len(set().union(*prompts)) == 7
     assert regenerate_run._dealt(dialogues, 1) == [dialogues]
+
+
+def test_prompts_of_rows_are_found_in_their_source_and_parted_from_others(
+    first_run: tuple[Project, Answer_], renderer: Renderer, tmp_path: Path
+) -> None:
+    from kimi_eagle.engines.serving_rows import _difference, _Found
+
+    project, answer = first_run
+    tokenizer = load_tokenizer(DEMO / "verifier")
+    rows = load_rows(project.object_of(answer, "rows"))
+    params = {"thinking": "auto", "sources": [{"format": "messages"}]}
+    job = {"kind": "prepare", "params": params, "sources": [[str(project.chats)]]}
+    found = _Found(rows, renderer, job, len(rows))
+    asked = list(found.prompts())
+    assert found.missing() == []
+    assert {item.row for item in asked} == set(range(len(rows)))
+    for item in asked:
+        ids = list(item.token_ids)
+        assert ids == rows.ids(item.row)[: len(ids)].tolist()
+        assert rows.mask(item.row)[len(ids)] == 1
+        sent = renderer.prompt_ids(item.messages, item.tools, thinking=item.thinking)
+        assert sent == ids
+        assert _difference(item, ids, tokenizer) is None
+    ids = list(asked[0].token_ids)
+    other = _difference(asked[0], [*ids[:3], 7, *ids[4:]], tokenizer)
+    assert other is not None
+    assert (other["position"], other["ours"]["id"], other["server"]["id"]) == (3, ids[3], 7)
+    short = _difference(asked[0], ids[:-1], tokenizer)
+    assert short is not None
+    assert (short["position"], short["server"]) == (len(ids) - 1, None)
+    rows.token_ids[1] += 1  # another template made the first row
+    again = _Found(rows, renderer, job, len(rows))
+    list(again.prompts())
+    assert [item["row"] for item in again.missing()] == [0]
+
+
+def test_prompts_of_regenerated_rows_are_found_after_their_answers(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    from kimi_eagle.engines.serving_rows import _Found
+
+    stage = Stage(tmp_path, renderer, RECORDS)
+    folder, _ = stage.run(rule)
+    rows = load_rows(folder)
+    params = {"thinking": "never", "sources": [{"format": "messages"}]}
+    job = {"kind": "regenerate", "params": params, "sources": [[str(stage.source)]]}
+    found = _Found(rows, renderer, job, len(rows))
+    asked = list(found.prompts())
+    assert found.missing() == []
+    assert [len(item.messages) for item in asked if item.row == 0] == [1, 3]
+    assert len(asked) == 5
