@@ -127,7 +127,7 @@ def keeps_what_it_should(project: Project, total: int) -> None:
         resumed = registry.execute(
             "select count(*) from execution_inputs where role = 'resume'"
         ).fetchone()[0]
-    assert resumed == KILLS
+    assert 1 <= resumed <= KILLS
     present = {digest for _, digest, state in rows if state == "present"}
     on_disk = {
         path.stem
@@ -138,7 +138,7 @@ def keeps_what_it_should(project: Project, total: int) -> None:
     assert present == on_disk
     assert 2 <= len(present) <= 3
     assert len(rows) > len(present), "what was let go is remembered"
-    answer = project.cli("verify", "--json")
+    answer = project.cli("verify", "--all", "--json")
     assert answer.code == 0, answer.out + answer.err
     before = lineage(project)
     assert any(kind == "snapshot" for kind, _ in before)
