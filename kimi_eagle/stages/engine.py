@@ -30,10 +30,12 @@ class VllmEngine(Model):
 class ExtractEngine(VllmEngine):
     """vLLM, started for the stage or served already."""
 
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$"), OUTSIDE_KEY] | None = None
+    endpoint: Annotated[
+        Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")] | None, OUTSIDE_KEY
+    ] = None
     """Address of a vLLM server of this verifier that runs our connector, instead of starting one:
     `http://host:8000`. `docs/extraction.md` has the command it is started with."""
-    spool: Annotated[str, Field(min_length=1), OUTSIDE_KEY] | None = None
+    spool: Annotated[Annotated[str, Field(min_length=1)] | None, OUTSIDE_KEY] = None
     """The folder that server writes states to, as this machine sees it."""
     concurrency: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 64
     """Requests that the server is given at once."""
