@@ -174,7 +174,7 @@ def test_the_mask_is_shifted_with_its_inputs(tmp_path: Path) -> None:  # TRN-17
 
 
 def test_four_aux_layers_make_no_other_assumption(head: Path, tmp_path: Path) -> None:  # TRN-14
-    from drafts import CONFIG, vocab_map
+    from trainings import CONFIG, vocab_map
 
     from kimi_eagle.draft.model import build
     from kimi_eagle.verifiers.facts import read_facts

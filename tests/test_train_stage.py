@@ -78,7 +78,8 @@ class Given_:
 
         from safetensors.numpy import save_file as save_arrays
 
-        save_arrays(asdict(self.rows), self.folder / "rows" / "rows.safetensors")
+        arrays = {name: array for name, array in asdict(self.rows).items() if array is not None}
+        save_arrays(arrays, self.folder / "rows" / "rows.safetensors")
 
     def context(self, name: str, resume: Path | None = None, **values: Any) -> Context:
         given = {"epochs": 1, "lr": 5e-3, "ttt_steps": 2, "head": "h", "states": "s"}
