@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Answer, Project, wait_for, worker_of
+from conftest import Answer, Project, halted_worker_of, kill, wait_for
 from keeping import RUN, Store, state
 
 from kimi_eagle.artifacts.locks import Lock, gate
@@ -255,8 +256,9 @@ def test_what_a_living_run_has_taken_stays(made: Project, outputs: dict[str, str
     )
     made.write(text.replace("  head: {kind: head}\n", ""))
     process = made.start_submit()
-    worker_of(made.root)
+    worker = halted_worker_of(made.root)
     answer = made.cli("gc", "--keep-runs", "0", "--yes", "--json")
+    kill(worker, signal.SIGCONT)
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert gone(answer) == {outputs["head"]}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from cases import case_input
-from conftest import HEAD, Answer, Project, worker_of
+from conftest import HEAD, Answer, Project, halted_worker_of, kill, worker_of
 from keeping import RUN, Store, dump, flip, state
 
 from kimi_eagle import recovery
@@ -242,12 +242,13 @@ def test_nothing_is_made_of_a_folder_without_records(tmp_path: Path, made: Proje
 
 def test_no_registry_takes_the_place_of_one_that_a_run_writes(head_project: Project) -> None:
     process = head_project.start_submit()
-    worker_of(head_project.root)
+    worker = halted_worker_of(head_project.root)
     assert head_project.cli("registry", "backup", str(head_project.folder / "copy")).code == 0
     for arguments in (("rebuild",), ("restore", str(head_project.folder / "copy"))):
         answer = head_project.cli("registry", *arguments)
         assert answer.code == 2
         assert "is alive" in answer.err
+    kill(worker, signal.SIGCONT)
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert Answer(0, out, err).dispositions == {"head": "executed"}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Answer, Project, wait_for, worker_of, workers
+from conftest import Answer, Project, halted_worker_of, kill, wait_for, worker_of, workers
 
 from kimi_eagle.dot import graph
 from kimi_eagle.outcome import StageOutcome
@@ -245,7 +245,7 @@ def test_hashes_that_begin_alike_are_shown_longer(made: Project) -> None:
 def test_submit_shows_a_line_a_stage_and_a_bar_that_fits(project: Project, columns: int) -> None:
     project.write(project.manifest.read_text("utf-8").split("  rows:")[0])
     screen = on_terminal(project, "submit", str(project.manifest), columns=columns)
-    worker_of(project.root)
+    worker = halted_worker_of(project.root)
     (events,) = (project.root / ".staging").glob("*/")
     with (events / "events.ndjson").open("a") as file:
         for line in (
@@ -255,6 +255,7 @@ def test_submit_shows_a_line_a_stage_and_a_bar_that_fits(project: Project, colum
         ):
             file.write(line + "\n")
     screen.read_until("3/10 steps")
+    kill(worker, signal.SIGCONT)
     assert screen.end() == 0
     bars = [part for part in re.split(r"[\r\n]", screen.text) if "3/10 steps" in part]
     assert all(cells(bar) < columns for bar in bars)
@@ -280,8 +281,7 @@ def test_the_first_ctrl_c_stops_in_good_order_and_says_so(project: Project) -> N
 
 def test_a_second_ctrl_c_ends_a_stage_that_does_not_stop(project: Project) -> None:
     screen = on_terminal(project, "submit", str(project.manifest), columns=80)
-    pid = worker_of(project.root)
-    os.kill(pid, signal.SIGSTOP)  # it cannot answer a request to end
+    pid = halted_worker_of(project.root)  # it cannot answer a request to end
     screen.type("\x03")
     screen.read_until("stopping in good order")
     assert pid in workers(project.root)
