@@ -86,10 +86,8 @@ class Document:
         return self.value_location(path)[:2]
 
     def locate_key(self, path: Path) -> tuple[int | None, int | None]:
-        """Return the line and column of the key at `path`, as `locate` does.
-
-        A list item is located by its value. Where there is neither, the nearest ancestor is.
-        """
+        """Return the line and column of the key at `path`, as `locate` does; of a list item those
+        of its value, and where there is neither, of the nearest ancestor."""
         return self.key_location(path)[:2]
 
     def source(self, path: Path) -> str | None:
