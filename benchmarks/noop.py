@@ -26,7 +26,6 @@ from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.attempt import StageInputs
 from kimi_eagle.manifest.load import load
-from kimi_eagle.pins import pin
 from kimi_eagle.plan import RUN, StagePlan
 from kimi_eagle.progress import PlainReporter
 from kimi_eagle.provenance import environment
@@ -113,7 +112,7 @@ def _ours(folder: Path, count: int) -> Contestant:
     manifest.write_text(_manifest(count), "utf-8")
     loaded = load(manifest)
     runner = Runner(folder / "runs", PlainReporter())
-    pins = pin(loaded, runner.digests)
+    pins = runner.pin(loaded)
     try:
         with runner.recording("seed", loaded):
             while waiting := [s for s in runner.plan(loaded, pins) if s.action == RUN]:
