@@ -167,7 +167,7 @@ def _pin_sources(
     loaded: LoadedManifest, where: tuple[str | int, ...], source: SourceFiles, digests: Digests
 ) -> list[Pinned]:
     try:
-        paths = source_files(loaded.folder / source.path)
+        paths = source_files(loaded.folder / source.path, records=source.records)
     except NoSource as error:
         raise loaded.error(where, str(error), error.help) from None
     pinned = []

@@ -43,13 +43,16 @@ def is_readable(path: Path) -> bool:
     return name.endswith(KNOWN) or (name.endswith(TABLES) and not compressed)
 
 
-def source_files(path: Path) -> list[Path]:
+def source_files(path: Path, *, records: bool = True) -> list[Path]:
     """The files that a path or a glob names, in the order of their names.
+
+    Args:
+        records: whether they hold records; if not, a file may be of any kind, and a folder is none.
 
     Raises:
         NoSource: there is none, one of a kind that is not read, or a folder of several splits.
     """
-    if path.is_dir():
+    if path.is_dir() and records:
         return _within(path)
     if path.exists():
         found = [path]
@@ -60,7 +63,7 @@ def source_files(path: Path) -> list[Path]:
     for file in found:
         if not file.is_file():
             raise NoSource(f"{file} is not a file", "name files, or a glob such as *.jsonl")
-        if not is_readable(file):
+        if records and not is_readable(file):
             raise _unsupported(file)
     return found
 

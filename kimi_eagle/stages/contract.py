@@ -59,6 +59,8 @@ class SourceFiles:
     """An input outside the store: a file or a glob, pinned by the digests of the files."""
 
     path: str
+    records: bool = True
+    """Whether they are files of records, in one of the forms that are read; so may a folder be."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class ImportRows(StageKind):
 
     @classmethod
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:
-        return {"samples": (SourceFiles(params.samples.path),)}
+        return {"samples": (SourceFiles(params.samples.path, records=False),)}
 
     @classmethod
     def identity(cls, params: Any, facts: VerifierFacts) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class ImportStates(StageKind):
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:
         return {
             "verifier": (VerifierFiles("whole"),),
-            "samples": (SourceFiles(params.samples.path),),
+            "samples": (SourceFiles(params.samples.path, records=False),),
         }
 
     @classmethod

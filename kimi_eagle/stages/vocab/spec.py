@@ -67,7 +67,7 @@ class Vocab(StageKind):
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:
         found: dict[str, tuple[External, ...]] = {"tokenizer": (VerifierFiles("tokenizer"),)}
         if params.map is not None:
-            found["map"] = (SourceFiles(params.map.path),)
+            found["map"] = (SourceFiles(params.map.path, records=False),)
         return found
 
     @classmethod
