@@ -8,6 +8,7 @@ between two engines, and can have an OpenMP library preloaded, which cannot be d
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -94,6 +95,12 @@ def main(program: Any) -> int:
         value = program(job)
     except StageFailed as error:
         write_json(result, {"error": str(error)})
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        said = f"{error.strerror}: {error.filename or 'the disk is full'}; what is whole is kept"
+        write_json(result, {"error": said})
         return 1
     write_json(result, value)
     return 0

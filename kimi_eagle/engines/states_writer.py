@@ -168,6 +168,7 @@ class Writer:
             folder.journal.say(line)
             return
         row.filled.result()
+        row.shard.filled = row.start + row.tokens
         folder.journal.row(row.key, row.digest, row.shard.name, row.start, row.tokens)
         last = row.start + row.tokens == row.shard.tokens
         if last and row.shard is not folder.open:
@@ -183,6 +184,8 @@ class Writer:
 
     def fail(self, text: str) -> None:
         for folder in self._folders.values():
+            if folder.open is not None:
+                folder.open.give_room()
             folder.journal.say({"failed": text})
 
 

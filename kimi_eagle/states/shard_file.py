@@ -11,6 +11,7 @@ beside it keeps the token ids: what lies there when its writer is killed can be 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -31,6 +32,8 @@ IDS = ".ids"
 
 # States begin here, on a page of their own.
 _HEADER = 4096
+# What is left free of a disk: the registry and the records of shards must be written still.
+_MARGIN = 128 << 10
 # How long a killed writer is given to be gone.
 _GONE_SECONDS = 10.0
 _DTYPES = {"bfloat16": "BF16"}
@@ -54,6 +57,8 @@ class OpenShard:
         self.name = name or f"{secrets.token_hex(8)}.safetensors"
         self.tokens = 0
         """Tokens placed so far."""
+        self.filled = 0
+        """Of these, how many from the first on are filled, as the writer counts them."""
         self._path = folder / self.name
         self._contract = contract
         self._rows: list[Listed] = []
@@ -89,8 +94,12 @@ class OpenShard:
     def fill(self, start: int, states: memoryview | bytes) -> None:
         """Write a placed row's states [tokens, layers, hidden], as they lie in memory.
 
-        May be called from several threads at once. Raises: OSError (disk full).
+        May be called from several threads at once. Raises: OSError: the disk is full, but for what
+        the store needs to take in what is whole.
         """
+        disk = os.fstatvfs(self._states)
+        if disk.f_bavail * disk.f_frsize < len(states) + _MARGIN:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         _write(self._states, states, _HEADER + start * self._contract.bytes_per_token)
 
     def close(self) -> str:
@@ -137,6 +146,11 @@ class OpenShard:
         self._path.with_suffix(IDS).unlink()
         self.release()
         return self.name
+
+    def give_room(self) -> None:
+        """Take what is not filled off the file: the disk is full, and what is whole needs a little
+        room to be taken into the store."""
+        os.ftruncate(self._states, _HEADER + self.filled * self._contract.bytes_per_token)
 
     def cut(self) -> None:
         """Take what lies behind the rows that are placed off the file."""

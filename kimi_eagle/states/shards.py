@@ -43,7 +43,12 @@ class ShardWriter:
         self.digests[key] = blake3(data).hexdigest()
         ids = token_ids.to(torch.int32).numpy().tobytes()
         start = self._open.place(key, len(states), self.digests[key], ids)
-        self._open.fill(start, data.cast("B"))
+        try:
+            self._open.fill(start, data.cast("B"))
+        except OSError:
+            self._open.give_room()
+            raise
+        self._open.filled = self._open.tokens
         self._journal.row(key, self.digests[key], self._open.name, start, len(states))
         if self._open.size >= self._limit:
             self.flush()
