@@ -30,7 +30,7 @@ $(VENV)/.installed-gpu: pyproject.toml
 demo: install
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/demo.yaml
 
-# Lint, types, import directions, and the quick tests: under 3 minutes.
+# Lint, types, import directions, and the quick tests: about 5 minutes on two cores, to be cut to 3.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
