@@ -9,6 +9,9 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 INSTALLED := $(VENV)/.installed-$(EXTRA)
+# Tests in two processes (`make PYTEST_PROCESSES=0 check`: in one); see tests/conftest.py.
+PYTEST_PROCESSES ?= 2
+PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: install demo check test bench smollm2 demo-verifier schema clean
 
@@ -30,17 +33,17 @@ $(VENV)/.installed-gpu: pyproject.toml
 demo: install
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/demo.yaml
 
-# Lint, types, import directions, and the quick tests: about 5 minutes on two cores, to be cut to 3.
+# Lint, types, import directions, and the quick tests: under 3 minutes on two cores.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(PYTEST)
 
 # All of it: also the tests that drive real engines.
 test: check
-	$(BIN)/pytest -m slow
+	$(PYTEST) -m slow
 
 bench: install
 	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

@@ -45,6 +45,23 @@ stages:
 """
 
 
+# The longest first, so that nothing long is left to one process at the end.
+LONGEST = ("demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups after this
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares costly fixtures stays in one process, where `-n` asks for several: a file, and
+    all that looks at the demo's one run."""
+    groups = {}
+    for item in items:
+        uses_demo = "demo" in getattr(item, "fixturenames", ())
+        groups[item] = group = "demo" if uses_demo else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+    order = {group: at for at, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(groups[item], len(order)))
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a command said."""
