@@ -19,11 +19,11 @@ DEMO = Path(__file__).resolve().parent.parent / "kimi_eagle" / "demo"
 pytestmark = pytest.mark.slow
 
 
-def manifest(folder: Path) -> Path:
+def manifest(folder: Path, source: dict[str, Any] | None = None, **rows: Any) -> Path:
     path = folder / "extract.yaml"
-    source = {"path": str(DEMO / "chats.jsonl"), "limit": 60}
+    source = source or {"path": str(DEMO / "chats.jsonl"), "limit": 60}
     stages = {
-        "rows": {"kind": "prepare", "sources": [source], "max_length": 512},
+        "rows": {"kind": "prepare", "sources": [source], "max_length": 512, **rows},
         "states": {
             "kind": "extract",
             "rows": "rows",
@@ -77,3 +77,24 @@ def test_rows_that_were_written_before_a_kill_are_not_run_again(tmp_path: Path) 
     again = states_of(start(root, path))
     assert again["outputs"] == whole["outputs"]
     assert again["metrics"]["rows_extracted"] <= whole["metrics"]["rows_extracted"] - written
+
+
+def test_one_conversation_more_costs_one_and_another_order_none(tmp_path: Path) -> None:
+    # Of 100 conversations: tokens that went through the engine, not rows that came out.
+    lines = (DEMO / "chats.jsonl").read_text("utf-8").splitlines()
+    chats = tmp_path / "chats.jsonl"
+
+    def extracted(chosen: list[str], **rows: Any) -> dict[str, Any]:
+        chats.write_text("\n".join(chosen) + "\n", "utf-8")
+        return dict(states_of(start(root, manifest(tmp_path, {"path": str(chats)}, **rows))))
+
+    root = tmp_path / "runs"
+    whole = extracted(lines[:100])
+    more = extracted(lines[:101])
+    assert more["disposition"] == "executed"
+    share = more["metrics"]["tokens_extracted"] / whole["metrics"]["tokens_extracted"]
+    assert 0 < share <= 0.02
+    assert more["metrics"]["rows"] > whole["metrics"]["rows"]
+    other = extracted([*reversed(lines[:101]), lines[0]], val_ratio=0.3)
+    assert other["metrics"]["tokens_extracted"] == 0
+    assert other["outputs"] != more["outputs"]

@@ -4,22 +4,15 @@ against that server: slow, run by `make test`."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import DEMO, Answer, Project, kill, new_project, wait_for, workers
+from servers import demo_options, vllm
 
-from kimi_eagle.engines.launch import environment
 from kimi_eagle.rows.answers import STOP, Answers, Prompt
 from kimi_eagle.rows.table import Rows, load_rows
 
@@ -104,33 +97,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Answer]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a vLLM server of the demo verifier."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("server") / "log").open("wb")
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(DEMO / "verifier")]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"]
-    command += ["--enforce-eager", "--limit-mm-per-prompt", '{"vision_chunk": 0}']
-    running = subprocess.Popen(
-        command, stdout=log, stderr=log, env=environment(), start_new_session=True
-    )
-    address = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert running.poll() is None, Path(log.name).read_text()[-3000:]
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5) as health:
-                return bool(health.status == 200)
-        except OSError:
-            time.sleep(0.5)
-            return False
-
-    try:
-        wait_for(answers, "a server", 300)
+    log = tmp_path_factory.mktemp("server") / "log"
+    with vllm(log, "serve", str(DEMO / "verifier"), *demo_options()) as address:
         yield address
-    finally:
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
 
 
 def test_rows_hold_the_ids_that_the_engine_emitted(own: tuple[Project, Answer]) -> None:

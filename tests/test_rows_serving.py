@@ -7,12 +7,6 @@ token ids that it would prefill.
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +14,7 @@ from typing import Any
 
 import pytest
 from cases import demo_verifier
+from servers import vllm
 
 from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.tokenizer import load_tokenizer
@@ -116,39 +111,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model)]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
-        )
-        url = f"http://127.0.0.1:{port}"
-        try:
-            deadline = time.monotonic() + 300
-            while process.poll() is None and not _answers(url) and time.monotonic() < deadline:
-                time.sleep(0.3)
-            if not _answers(url):
-                log.seek(0)
-                pytest.fail(f"vLLM did not start:\n{log.read().decode()[-3000:]}")
-            yield url
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    log = tmp_path_factory.mktemp("rendering") / "log"
+    with vllm(log, "launch", "render", str(model)) as address:
+        yield address
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +13,7 @@ import pytest
 import torch
 from command import kimi_eagle
 from safetensors.torch import load_file, save_file
+from servers import demo_options, vllm
 
 from kimi_eagle.draft.checkpoint import BadCheckpoint, check_checkpoint
 from kimi_eagle.draft.eagle3 import Eagle3
@@ -28,7 +21,6 @@ from kimi_eagle.draft.reading import draft_config
 from kimi_eagle.draft.release import check_against
 from kimi_eagle.draft.simulator import simulate
 from kimi_eagle.engines.endpoint_generate import generate
-from kimi_eagle.engines.launch import environment
 from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.evaluate.report import gap
@@ -186,39 +178,10 @@ def server(store: Path, demo: dict[str, Any]) -> Iterator[str]:
     (command,) = re.findall(r"^(vllm serve .*)$", card, re.MULTILINE)
     words = shlex.split(command.replace(VERIFIER, str(DEMO_VERIFIER)).replace(FOLDER, str(release)))
     assert words[:2] == ["vllm", "serve"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Of this machine and this verifier, not of the draft: where to listen, a short context, no
-    # compilation, no room for images.
-    here = f"--host 127.0.0.1 --port {port} --max-model-len 512 --enforce-eager --dtype bfloat16"
-    here += " --no-enable-prefix-caching --max-num-seqs 1"
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", *words[1:], *here.split()]
-    words += ["--limit-mm-per-prompt", '{"vision_chunk": 0}']
-    log = store / "server.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            words, stdout=out, stderr=out, env=environment(), start_new_session=True
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 300
-        while not _answers(url):
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.5)
-        yield url
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    # Of this machine and this verifier, not of the draft.
+    here = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--max-num-seqs", "1"]
+    with vllm(store / "server.log", *words[1:], *here, *demo_options()) as address:
+        yield address
 
 
 def test_the_command_of_the_card_serves_what_was_measured(

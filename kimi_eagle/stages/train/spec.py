@@ -192,7 +192,7 @@ class Train(StageKind):
     summary = "train the draft, exactly: resumed or not, the same bytes"
     params: ClassVar[type[StageParams]] = TrainParams
     output = "checkpoint"
-    code_version = 2
+    code_version = 3
     determinism = Determinism("bitwise-like-hardware")
     inherits: ClassVar[Mapping[str, tuple[str, str]]] = {"rows": ("states", "rows")}
 

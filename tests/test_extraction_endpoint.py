@@ -1,0 +1,102 @@
+"""Hidden states from a vLLM server that runs already: slow, run by `make test`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import DEMO, Answer, Project, new_project
+from servers import demo_options, vllm
+
+from kimi_eagle.states.index import StateIndex
+from kimi_eagle.states.layout import read_rows
+from kimi_eagle.states.reader import ShardReader
+
+pytestmark = pytest.mark.slow
+
+LAYERS = [2, 4, 5]
+MANIFEST = """\
+version: 1
+name: endpoint
+verifier: {{path: verifier}}
+stages:
+  head: {{kind: head}}
+  rows: {{kind: prepare, sources: [{{path: chats.jsonl}}], max_length: 512}}
+  states: {{kind: extract, rows: rows, layers: {layers}, engine: {engine}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spool")
+
+
+@pytest.fixture(scope="module")
+def server(spool: Path) -> Iterator[str]:
+    """A server with our connector, started as docs/extraction.md says."""
+    verifier = DEMO / "verifier"
+    config = json.loads((verifier / "config.json").read_text("utf-8"))
+    last = config["text_config"]["num_hidden_layers"]
+    aux = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [*LAYERS, last]}}
+    speculative = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+    transfer = {
+        "kv_connector": "StatesConnector",
+        "kv_connector_module_path": "kimi_eagle.engines.connector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"spool": str(spool)},
+    }
+    options = ["--no-enable-prefix-caching"]
+    options += ["--speculative-config", json.dumps({**speculative, "draft_model_config": aux})]
+    options += ["--kv-transfer-config", json.dumps(transfer)]
+    with vllm(spool / "log", "serve", str(verifier), *options, *demo_options(1024)) as address:
+        yield address
+
+
+def states_of(project: Project, answer: Answer) -> dict[str, tuple[Any, Any]]:
+    """(states, ids) of each row that a stage lists, by row key."""
+    rows = read_rows((project.object_of(answer, "states") / "rows.txt").read_text("utf-8"))
+    places = StateIndex(project.root / "registry.sqlite").places([row.key for row in rows])
+    return {key: ShardReader(project.root).read(place) for key, place in places.items()}
+
+
+def test_a_server_gives_what_an_engine_of_our_own_gives(
+    server: str, spool: Path, tmp_path: Path
+) -> None:
+    engine = f'{{kind: vllm, endpoint: "{server}", spool: {spool}}}'
+    text = MANIFEST.format(layers=LAYERS, engine=engine)
+    project = new_project(tmp_path / "served", text)
+    served = project.submit()
+    assert served.code == 0, served.err
+    metrics = served.json["stages"][-1]["metrics"]
+    assert metrics["rows_extracted"] == metrics["rows"] == 10
+    assert metrics["agreement"] >= 0.97
+    assert [path.name for path in spool.iterdir()] == ["log"], "nothing is left in its folder"
+
+    other = new_project(
+        tmp_path / "own", MANIFEST.format(layers=LAYERS, engine="{kind: transformers}")
+    )
+    own = other.submit()
+    assert own.code == 0, own.err
+    ours, theirs = states_of(other, own), states_of(project, served)
+    assert len(theirs) == 10
+    # Another engine of a verifier is another key: the rows are paired by their order.
+    for (a, ids), (b, others) in zip(ours.values(), theirs.values(), strict=True):
+        assert torch.equal(ids, others)
+        cosine = torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1)
+        assert float(cosine.mean()) > 0.995
+
+    again = project.submit("--json")
+    assert again.dispositions["states"] == "reused"
+
+
+def test_a_server_of_other_layers_is_refused(server: str, spool: Path, tmp_path: Path) -> None:
+    engine = f'{{kind: vllm, endpoint: "{server}", spool: {spool}}}'
+    project = new_project(tmp_path / "p", MANIFEST.format(layers=[1, 3, 5], engine=engine))
+    answer = project.submit()
+    assert answer.code == 1
+    assert "Traceback" not in answer.err
+    assert not [path for path in spool.iterdir() if path.name != "log"]
