@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from common import Figures, parser
+
+from kimi_eagle.stages.train.spec import Train
 
 SIDE = Path(__file__).with_name("train_side.py")
 # Dense bf16 of one H200, without sparsity; of a CPU nothing is claimed.
@@ -104,7 +107,9 @@ def _emit(figures: Figures, setup: Setup, optimizer: str, found: dict[str, Any])
 def _run(arguments: list[str]) -> Any:
     """Run one part in a process of its own; what it prints last is its answer."""
     command = [sys.executable, str(SIDE), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    settings = Train.settings if arguments[0] == "ours" else {}
+    environment = {**os.environ, **settings}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         print(done.stderr[-6000:], file=sys.stderr)
         print(json.dumps({"name": f"train_{arguments[0]}_failed", "value": done.returncode}))

@@ -249,7 +249,8 @@ class Attempts:
         """Run the job's worker to its end; whatever stops us, stops it."""
         command = ["-m", "kimi_eagle.worker", str(job.write())]
         folder = Path(job.folder)
-        running = self._executor.submit(command, log, folder / USAGE)
+        settings = KINDS[stage.kind].settings
+        running = self._executor.submit(command, log, folder / USAGE, settings)
         events = EventReader(folder / EVENTS)
         try:
             return self._follow(stage, running, folder, events, take)

@@ -33,6 +33,7 @@ from kimi_eagle.draft.schedule import factor
 from kimi_eagle.draft.snapshot import BadSnapshot
 from kimi_eagle.draft.trainer import Stopped, Trainer
 from kimi_eagle.identity import digest_file
+from kimi_eagle.stages.train.spec import Train
 
 LENGTHS = [23, 17, 20, 31, 9, 40, 25, 14, 33, 28, 19, 12]
 TRAIN, VALIDATE = range(9), range(9, 12)
@@ -217,7 +218,6 @@ def test_who_reads_ahead_is_placement(head: Path, rows: tuple[Any, Any]) -> None
 
 # Large enough that products and sums are split over threads.
 PROGRAM = """
-import kimi_eagle.stages.train.run
 import tempfile
 from pathlib import Path
 import trainings, torch
@@ -253,7 +253,12 @@ def test_bytes_do_not_follow_the_cores_of_the_machine() -> None:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                **Train.settings,
+                "OMP_NUM_THREADS": threads,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            },
             preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
         )
         assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -56,9 +56,12 @@ class LocalJob:
 class LocalExecutor:
     """Starts jobs as subprocesses under a guard (see `executors.guard`)."""
 
-    def submit(self, arguments: Sequence[str], log: Path, usage: Path) -> LocalJob:
-        """Start `python *arguments`; what it prints goes to `log`, and when it ends what it used
-        (`cpu_seconds`, `peak_memory_bytes`) to `usage`, as JSON."""
+    def submit(
+        self, arguments: Sequence[str], log: Path, usage: Path, settings: Mapping[str, str]
+    ) -> LocalJob:
+        """Start `python *arguments` with further environment variables; what it prints goes to
+        `log`, and when it ends what it used (`cpu_seconds`, `peak_memory_bytes`) to `usage`, as
+        JSON."""
         file = log.open("ab")
         guard = Path(__file__).with_name("guard.py")
         process = subprocess.Popen(
@@ -67,5 +70,6 @@ class LocalExecutor:
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, **settings},
         )
         return LocalJob(process, file)

@@ -111,6 +111,9 @@ class StageKind:
     """Inputs taken from the same stage as another one took them from: role → (reference, its
     reference, …). Training reads the rows that its states were extracted for. Where one on the
     way is not given, there is no such input."""
+    settings: ClassVar[Mapping[str, str]] = {}
+    """Environment variables of its worker that its bytes depend on: whatever else they were set
+    to, and of no other process."""
 
     @classmethod
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-# Before torch comes: threads may outnumber cores (`cpu_threads`), and then those that wait must not
-# take the core from those that work; and no library may use fewer than it is told to.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("MKL_DYNAMIC", "FALSE")
-# AMX adds up in another order than AVX-512 does. Without it, machines that have it and machines that
-# have not make the same; on a CPU, drafts are too small to miss it.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 

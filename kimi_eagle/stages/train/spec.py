@@ -194,6 +194,15 @@ class Train(StageKind):
     output = "checkpoint"
     code_version = 3
     determinism = Determinism("bitwise-like-hardware")
+    settings: ClassVar[Mapping[str, str]] = {
+        # Threads may outnumber cores (`cpu_threads`): those that wait must not take the core from
+        # those that work, and no library may use fewer than it is told to.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MKL_DYNAMIC": "FALSE",
+        # AMX adds up in another order than AVX-512 does: without it, machines that have it and
+        # machines that have not make the same. On a CPU, drafts are too small to miss it.
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+    }
     inherits: ClassVar[Mapping[str, tuple[str, str]]] = {"rows": ("states", "rows")}
 
     @classmethod
