@@ -94,9 +94,9 @@ def _packages() -> dict[str, str]:
     there: dict[str, str] = {}
     for place in sys.path:
         with suppress(OSError):
-            for entry in os.listdir(place or "."):
-                if entry.endswith(".dist-info"):
-                    name, _, version = entry.removesuffix(".dist-info").partition("-")
+            for entry in os.scandir(place or "."):
+                if entry.name.endswith(".dist-info"):
+                    name, _, version = entry.name.removesuffix(".dist-info").partition("-")
                     there.setdefault(name.replace("_", "-").lower(), version)
     found = {}
     for name in PACKAGES:
