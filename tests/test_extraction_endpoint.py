@@ -60,7 +60,7 @@ def states_of(project: Project, answer: Answer) -> dict[str, tuple[Any, Any]]:
     """(states, ids) of each row that a stage lists, by row key."""
     rows = read_rows((project.object_of(answer, "states") / "rows.txt").read_text("utf-8"))
     places = StateIndex(project.root / "registry.sqlite").places([row.key for row in rows])
-    return {key: ShardReader(project.root).read(place) for key, place in places.items()}
+    return {row.key: ShardReader(project.root).read(places[row.key]) for row in rows}
 
 
 def test_a_server_gives_what_an_engine_of_our_own_gives(

@@ -17,6 +17,7 @@ from kimi_eagle.job import StageFailed
 from kimi_eagle.records import ShardRecord
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.registry.schema import FILE
+from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import ALL_ZERO, BadStates, _bits, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.index import Place, placed_rows
@@ -30,7 +31,7 @@ from kimi_eagle.states.layout import (
 )
 from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.states.refusals import Refusals
-from kimi_eagle.states.shards import ShardWriter, content_digest
+from kimi_eagle.states.shards import ShardWriter
 
 TOKENS, LAYERS, HIDDEN = 6, 4, 8
 IDS = torch.arange(11, 11 + TOKENS)
@@ -40,6 +41,10 @@ CONTRACT = LayerContract((2, 4, 5, 8), HIDDEN, "bfloat16", "vllm")
 def _states(tokens: int = TOKENS) -> Any:
     generator = torch.Generator().manual_seed(tokens)
     return torch.randn(tokens, LAYERS, HIDDEN, generator=generator).to(torch.bfloat16)
+
+
+def content_digest(states: Any) -> str:
+    return fp8.stored(states, CONTRACT).digest
 
 
 def _public(name: str) -> tuple[Any, Any]:

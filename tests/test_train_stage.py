@@ -25,7 +25,7 @@ from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.train.run import run
 from kimi_eagle.states.layout import StateRow, shard_path, write_rows
-from kimi_eagle.states.shards import content_digest
+from kimi_eagle.states.shard_file import content_digest
 
 LENGTHS = [23, 17, 20, 31, 9, 40, 25, 14]
 VALIDATING = {6, 7}
@@ -61,7 +61,12 @@ class Given_:
         save_file({"hidden_states": both[0], "token_ids": both[1]}, path)
         starts = [sum(LENGTHS[:n]) for n in range(len(LENGTHS))]
         listed = [
-            (f"{n:064x}", starts[n], LENGTHS[n], content_digest(held[n][0]))
+            (
+                f"{n:064x}",
+                starts[n],
+                LENGTHS[n],
+                content_digest(held[n][0].view(torch.uint8).numpy()),
+            )
             for n in range(len(LENGTHS))
         ]
         registry = Ledger(folder)

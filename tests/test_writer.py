@@ -96,9 +96,9 @@ def test_a_row_is_read_back_before_and_after_its_shard_is_closed(tmp_path: Path)
     shard.fill(shard.place("a" * 64, 2, "d" * 64, raw(ids_of(2))), raw(states(2, 1)))
     shard.fill(shard.place("b" * 64, 3, "d" * 64, raw(ids_of(3))), raw(states(3, 2)))
     row = Listed("b" * 64, 2, 3, "d" * 64)
-    assert read_row(tmp_path, shard.name, row, CONTRACT) == raw(states(3, 2))
+    assert read_row(tmp_path, shard.name, row, CONTRACT) == (raw(states(3, 2)), b"")
     shard.close()
-    assert read_row(tmp_path, shard.name, row, CONTRACT) == raw(states(3, 2))
+    assert read_row(tmp_path, shard.name, row, CONTRACT) == (raw(states(3, 2)), b"")
 
 
 def test_rows_written_one_after_another_roll_over_into_shards(tmp_path: Path) -> None:

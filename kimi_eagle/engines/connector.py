@@ -30,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from kimi_eagle.engines.ring import Ring, aligned
 from kimi_eagle.engines.writer_process import WriterProcess
-from kimi_eagle.states.contract import LayerContract
+from kimi_eagle.states.contract import BF16, LayerContract
 
 RING_BYTES = 1 << 30
 
@@ -87,7 +87,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         self._contract = LayerContract(
             layers=tuple(spec.eagle_aux_hidden_state_layer_ids),
             hidden_size=vllm_config.model_config.get_hidden_size(),
-            dtype="bfloat16",
+            dtype=extra("dtype", BF16),
             numerics="vllm",
         )
         self._ended: list[Save] = []  # the scheduler's
@@ -133,7 +133,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         if not self._is_tp_rank_zero:
             return
         self._blocks_of_cache = _by_block(self._kv_cache)
-        self._block_bytes = self._block_size * self._contract.bytes_per_token
+        self._block_bytes = self._block_size * self._contract.engine_bytes
         cuda = self._kv_cache.device.type == "cuda"
         self._writer = WriterProcess(
             self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._threads

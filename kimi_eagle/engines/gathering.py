@@ -12,11 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kimi_eagle.engines.probe import POSITIONS, Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter, StageFailed
+from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import BadStates
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.refusals import Refusals
@@ -66,6 +65,7 @@ class Gathering:
         self._told = 0.0
         self._started = self._last = 0.0
         self.digests: dict[str, str] = {}
+        self._lost = fp8.Lost()
 
     def document(self) -> dict[str, Any]:
         """What the stage is told: content digest by key, and how the proof came out."""
@@ -75,6 +75,7 @@ class Gathering:
             "next_best": self._probe.next_best,
             "probed": self._probe.count,
             "refused": self._refusals.rows,
+            "fp8_error": self._lost.relative(),
         }
 
     @property
@@ -158,6 +159,7 @@ class Gathering:
         self._last = time.monotonic()
         self._tokens += line["tokens"]
         self.digests[key] = line["digest"]
+        self._lost.add(line.get("lost", {}))
         listed = Listed(key, line["start"], line["tokens"], line["digest"])
         self._places[key] = (line["shard"], listed)
 
@@ -185,9 +187,8 @@ class Gathering:
     def _compute_proof(self, rows: Sequence[Any]) -> None:
         left = POSITIONS
         for (name, listed), tokens in rows:
-            data = bytearray(read_row(self._spool.folder, name, listed, self._contract))
-            shape = (listed.tokens, len(self._contract.layers), self._contract.hidden_size)
-            states = torch.frombuffer(data, dtype=torch.bfloat16).view(shape)
+            found = read_row(self._spool.folder, name, listed, self._contract)
+            states = fp8.read(bytearray(found[0]), bytearray(found[1]), self._contract)
             if left:
                 self._probe.add(states[:left], tokens[:left])
                 left -= min(left, listed.tokens)

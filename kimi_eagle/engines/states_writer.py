@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
+from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import OTHER_TOKENS, BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import OpenShard
@@ -39,15 +40,15 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 class _Row:
     key: str
     folder: str
-    states: memoryview
     ids: memoryview
     tokens: int
-    checked: Future[tuple[str, BadStates | None]]
+    checked: Future[fp8.Stored | BadStates]
     shard: OpenShard | None = None
     start: int = 0
     filled: Future[None] | None = None
     wrong: BadStates | None = None
     digest: str = ""
+    lost: Mapping[str, Any] | None = None
 
 
 class _Folder:
@@ -101,22 +102,19 @@ class Writer:
     def _take(
         self, key: str, folder: str, ids: str, tokens: int, states_at: int, ids_at: int
     ) -> None:
-        size = tokens * self._contract.bytes_per_token
-        states = self._memory[states_at : states_at + size]
+        size = tokens * self._contract.engine_bytes
         tensor = self._whole[states_at : states_at + size].view(torch.bfloat16)
         tensor = tensor.view(tokens, len(self._contract.layers), self._contract.hidden_size)
         given = self._memory[ids_at : ids_at + 4 * tokens]
-        checked = self._pool.submit(self._check, tensor, states, given, ids)
-        self._checking.append(_Row(key, folder, states, given, tokens, checked))
+        checked = self._pool.submit(self._check, tensor, given, ids)
+        self._checking.append(_Row(key, folder, given, tokens, checked))
 
-    def _check(
-        self, tensor: Any, states: memoryview, given: memoryview, ids: str
-    ) -> tuple[str, BadStates | None]:
-        """(digest of the states, what is wrong with them)."""
+    def _check(self, tensor: Any, given: memoryview, ids: str) -> fp8.Stored | BadStates:
+        """A row as it is stored, or what is wrong with it."""
         tokens, layers, hidden = tensor.shape
         if blake3(given).hexdigest() != ids:
             first = ", ".join(str(token) for token in given[:32].cast("i"))
-            return "", BadStates(
+            return BadStates(
                 OTHER_TOKENS,
                 f"the engine ran {tokens} tokens that are not those that were sent (it begins with "
                 f"{first}): a BOS that it adds, or a prompt that it cuts",
@@ -125,18 +123,23 @@ class Writer:
         try:
             check_states(tensor, none, none, layers, hidden)
         except BadStates as error:
-            return "", error
-        return blake3(states).hexdigest(), None
+            return error
+        row = fp8.stored(tensor, self._contract)
+        _ = row.digest  # by this thread
+        return row
 
     def _advance(self) -> None:
         """Take rows on, in the order they came, as far as that is possible."""
         while self._checking and self._checking[0].checked.done():
             row = self._checking.popleft()
-            row.digest, row.wrong = row.checked.result()
+            found = row.checked.result()
+            if isinstance(found, BadStates):
+                row.wrong = found
             if not _KEY.fullmatch(row.key) or not _FOLDER.fullmatch(row.folder):
                 row.folder, row.wrong = "", BadStates("no-key", f"{row.key[:64]!r} is no row key")
             if row.wrong is None:
-                self._place(row)
+                assert isinstance(found, fp8.Stored)
+                self._place(row, found)
             self._filling.append(row)
         ended = 0
         while self._filling and (self._filling[0].filled is None or self._filling[0].filled.done()):
@@ -150,13 +153,15 @@ class Writer:
             self._folders[name] = _Folder(self._spool / name, self._contract)
         return self._folders[name]
 
-    def _place(self, row: _Row) -> None:
+    def _place(self, row: _Row, stored: fp8.Stored) -> None:
         folder = self._folder(row.folder)
         if folder.open is None:
             folder.open = OpenShard(folder.path, self._contract)
         row.shard = folder.open
-        row.start = row.shard.place(row.key, row.tokens, row.digest, bytes(row.ids))
-        row.filled = self._pool.submit(row.shard.fill, row.start, row.states)
+        row.digest, row.lost = stored.digest, stored.lost
+        ids = bytes(row.ids)
+        row.start = row.shard.place(row.key, row.tokens, row.digest, ids, stored.scales)
+        row.filled = self._pool.submit(row.shard.fill, row.start, stored.states)
         if folder.open.size >= self._limit:
             folder.open = None  # closed when its last row is filled, see below
 
@@ -169,7 +174,7 @@ class Writer:
             return
         row.filled.result()
         row.shard.filled = row.start + row.tokens
-        folder.journal.row(row.key, row.digest, row.shard.name, row.start, row.tokens)
+        folder.journal.row(row.key, row.digest, row.shard.name, row.start, row.tokens, row.lost)
         last = row.start + row.tokens == row.shard.tokens
         if last and row.shard is not folder.open:
             folder.journal.say({"closed": row.shard.close()})

@@ -14,6 +14,7 @@ from kimi_eagle.engines.launch import main
 from kimi_eagle.engines.probe import Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter
+from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.refusals import Refusals
@@ -69,7 +70,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
             refusals.add(key, error)
         else:
             if row < probing:
-                probe.add(states, output.logits[0].argmax(-1).tolist())
+                probe.add(fp8.as_stored(states, contract), output.logits[0].argmax(-1).tolist())
                 held.append((key, states, tokens))
             else:
                 writer.add(key, states, tokens)
@@ -88,6 +89,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
         "next_best": probe.next_best,
         "probed": probe.count,
         "refused": refusals.rows,
+        "fp8_error": writer.lost.relative(),
     }
 
 

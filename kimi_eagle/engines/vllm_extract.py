@@ -47,6 +47,7 @@ def start(job: Mapping[str, Any]) -> Any:
             "kv_role": "kv_producer",
             "kv_connector_extra_config": {
                 "spool": job["shards"],
+                "dtype": job["contract"]["dtype"],
                 "shard_bytes": job["shard_bytes"],
                 "ring_bytes": job["engine"]["buffer_mib"] << 20,
             },

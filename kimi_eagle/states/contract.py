@@ -16,6 +16,7 @@ from kimi_eagle.verifiers.facts import VerifierFacts
 CONVENTION = "embeddings-are-0/last-before-final-norm"
 AXES = "tokens,layers,hidden"
 IMPORTED = "imported"
+BF16, FP8 = "bfloat16", "fp8"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class LayerContract:
     """Aux layer ids ascending, then the id of the last layer."""
     hidden_size: int
     dtype: str
+    """`bfloat16`; or `fp8`: e4m3, and an fp32 scale for each token and layer (see `states.fp8`)."""
     numerics: str
     """The engine kind whose arithmetic made them: `vllm`, `transformers`; or `imported`."""
     convention: str = CONVENTION
@@ -43,7 +45,23 @@ class LayerContract:
 
     @property
     def bytes_per_token(self) -> int:
+        """What a token takes in the store, but for its id."""
+        return self.states_bytes + self.scales_bytes
+
+    @property
+    def engine_bytes(self) -> int:
+        """What a token's states take as an engine gives them: bfloat16."""
         return len(self.layers) * self.hidden_size * 2
+
+    @property
+    def states_bytes(self) -> int:
+        """What a token's states take in the store, without their scales."""
+        return self.engine_bytes // 2 if self.dtype == FP8 else self.engine_bytes
+
+    @property
+    def scales_bytes(self) -> int:
+        """What the scales of a token's states take."""
+        return 4 * len(self.layers) if self.dtype == FP8 else 0
 
 
 def contract_of(params: Any, facts: VerifierFacts) -> LayerContract:

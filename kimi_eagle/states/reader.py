@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kimi_eagle.states.fp8 import decode
 from kimi_eagle.states.index import Place
 from kimi_eagle.states.layout import shard_path
 from kimi_eagle.verifiers.folder import safetensors_header
@@ -25,13 +26,21 @@ _POPULATE_READ = 22
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+}
 
 
 @dataclass(frozen=True)
 class _Shard:
     states: Any
     ids: Any
+    scales: Any
+    """Of fp8 states; else None."""
 
 
 class ShardReader:
@@ -55,13 +64,16 @@ class ShardReader:
         # Private: whoever writes into a row he was given writes into memory of his own.
         mapped = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
         data = torch.tensor([], dtype=torch.uint8).set_(mapped)[8 + length :]
-        return _Shard(_view(data, header["hidden_states"]), _view(data, header["token_ids"]))
+        scales = _view(data, header["scales"]) if "scales" in header else None
+        return _Shard(
+            _view(data, header["hidden_states"]), _view(data, header["token_ids"]), scales
+        )
 
     def read(self, place: Place) -> tuple[Any, Any]:
         """(states [tokens, layers, hidden], token ids int32 [tokens]) of one row.
 
-        Both look into the mapped shard: nothing is copied. The pages of the row are read from
-        the disk, where memory does not have them yet.
+        Both look into the mapped shard: nothing is copied, but that fp8 states become bfloat16.
+        The pages of the row are read from the disk, where memory does not have them yet.
 
         Raises:
             OSError: the shard is gone.
@@ -77,6 +89,8 @@ class ShardReader:
             )
         states = shard.states[place.start : end]
         _populate(states)
+        if shard.scales is not None:
+            states = decode(states, shard.scales[place.start : end])
         return states, shard.ids[place.start : end]
 
 

@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blake3 import blake3
 
+from kimi_eagle.states import fp8
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import OpenShard
 from kimi_eagle.states.spool import Journal
-
-
-def content_digest(states: Any) -> str:
-    """BLAKE3 of a row's states, [tokens, layers, hidden] in memory order."""
-    return blake3(states.contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 class ShardWriter:
@@ -34,17 +29,19 @@ class ShardWriter:
         # What lies in a shard that is not closed yet can be kept after a kill.
         self._journal = Journal(folder, contract)
         self.digests: dict[str, str] = {}
+        self.lost = fp8.Lost()
 
     def add(self, key: str, states: Any, token_ids: Any) -> None:
         """Take one row: states [tokens, layers, hidden] bf16, ids int [tokens]."""
         if self._open is None:
             self._open = OpenShard(self._folder, self._contract)
-        data = states.contiguous().view(torch.uint8).numpy().data
-        self.digests[key] = blake3(data).hexdigest()
+        row = fp8.stored(states, self._contract)
+        self.digests[key] = row.digest
+        self.lost.add(row.lost)
         ids = token_ids.to(torch.int32).numpy().tobytes()
-        start = self._open.place(key, len(states), self.digests[key], ids)
+        start = self._open.place(key, len(states), self.digests[key], ids, row.scales)
         try:
-            self._open.fill(start, data.cast("B"))
+            self._open.fill(start, row.states)
         except OSError:
             self._open.give_room()
             raise

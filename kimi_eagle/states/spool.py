@@ -5,7 +5,7 @@ by somebody else; so they meet in a folder. `journal-*.ndjson` is appended by on
 JSON object a line, in this order for each row: its states are filled, then its line is written.
 
     {"contract": {…}}                                     first: what the states are
-    {"row": key, "digest": …, "shard": name, "start": n, "tokens": n}
+    {"row": key, "digest": …, "shard": name, "start": n, "tokens": n, "lost": {…}}
     {"refused": key, "reason": …, "message": …}           a row that must not be stored
     {"closed": name}                                      a shard that is whole
     {"failed": text}                                      the writer cannot go on
@@ -43,10 +43,18 @@ class Journal:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         os.write(self._file, text.encode("utf-8"))
 
-    def row(self, key: str, digest: str, shard: str, start: int, tokens: int) -> None:
-        """A row whose states are filled."""
+    def row(
+        self,
+        key: str,
+        digest: str,
+        shard: str,
+        start: int,
+        tokens: int,
+        lost: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A row whose states are filled. Args: `lost`: see `states.fp8`."""
         place = {"shard": shard, "start": start, "tokens": tokens}
-        self.say({"row": key, "digest": digest, **place})
+        self.say({"row": key, "digest": digest, **place, **({"lost": lost} if lost else {})})
 
 
 class Spool:

@@ -29,7 +29,9 @@ class ExtractParams(StageParams):
     """Aux layers, counting the input embeddings as 0 (transformers' `hidden_states[i]`, vLLM's
     and speculators' ids). `default`: 2, the middle, and the third from the end. The last layer's
     output before the final norm is always taken as well."""
-    dtype: Literal["bfloat16"] = "bfloat16"
+    dtype: Literal["bfloat16", "fp8"] = "bfloat16"
+    """`fp8` halves what states take: e4m3, with a scale for each token and layer. It is another
+    identity; what it changes of the states is measured (`fp8_error`: by layer, relative)."""
     engine: Engine = ExtractEngine()
     min_agreement: Annotated[float, Field(ge=0, le=1)] = 0.97
     """Share of the rows whose next token, computed from the last state through the final norm and
