@@ -53,7 +53,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.sched_setaffinity(0, _cores or os.sched_getaffinity(0))
 
 
-# Started in the background, this process was told to ignore interrupts, and what it starts would too.
+# Started in the background, this process ignores interrupts, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The longest first, so that nothing long is left to one process at the end.
