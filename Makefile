@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 INSTALLED := $(VENV)/.installed-$(EXTRA)
 # Tests in two processes (`make PYTEST_PROCESSES=0 check`: in one); see tests/conftest.py.
 PYTEST_PROCESSES ?= 2
-PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES)
 
 .PHONY: install demo check test bench smollm2 demo-verifier schema clean
 

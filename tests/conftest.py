@@ -57,20 +57,33 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The longest first, so that nothing long is left to one process at the end.
-LONGEST = ("demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
+LONGEST = ("test_demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
+# The demo runs once for all that look at it.
+TOGETHER = {"test_serving": "test_demo"}
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups after this
+def group_of(nodeid: str) -> str:
+    """Tests that share costly fixtures, and so a process: those of a file."""
+    stem = Path(nodeid.partition("::")[0]).stem
+    return TOGETHER.get(stem, stem)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares costly fixtures stays in one process, where `-n` asks for several: a file, and
-    all that looks at the demo's one run."""
-    groups = {}
-    for item in items:
-        uses_demo = "demo" in getattr(item, "fixturenames", ())
-        groups[item] = group = "demo" if uses_demo else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
     order = {group: at for at, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(groups[item], len(order)))
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Groups go to processes whole. (`--dist loadgroup` does not see its marks with pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ class Project:
         return Project(folder)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
