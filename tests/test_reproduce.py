@@ -659,11 +659,12 @@ def test_states_are_held_against_the_tolerance_of_their_kind(
 def distort(project: Project, digest: str, factor: float) -> str:
     """Make the store hold the first row of a states artifact multiplied by a factor, as if the
     verifier had said so; the artifact's digest."""
+    import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     from kimi_eagle.records import ShardRecord
-    from kimi_eagle.states.shards import content_digest
+    from kimi_eagle.states.shard_file import content_digest
 
     (shard,) = (project.root / "states").glob("*/*.safetensors")
     with safe_open(shard, framework="pt") as file:
@@ -676,7 +677,7 @@ def distort(project: Project, digest: str, factor: float) -> str:
         states[start : start + tokens] *= factor
     else:
         states[start, -1, :8] *= factor
-    after = content_digest(states[start : start + tokens])
+    after = content_digest(states[start : start + tokens].view(torch.uint8).numpy())
     listing["rows"][0][3] = after
     shard.chmod(0o644)
     shard.unlink()
