@@ -45,13 +45,14 @@ stages:
 """
 
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Each process has cores of its own: engines that waited for each other's would take far longer
-    # than one after the other.
-    _own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    _cores = sorted(os.sched_getaffinity(0))[_own :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
-    os.sched_setaffinity(0, _cores or os.sched_getaffinity(0))
+CORES = sorted(os.sched_getaffinity(0))
+"""All that the tests were given, in however many processes they run."""
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each process has cores of its own: engines bind a thread to every core that they are allowed.
+    _own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    _cores = CORES[_own :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    os.sched_setaffinity(0, _cores or CORES)
 
 # Started in the background, this process ignores interrupts, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -164,6 +165,17 @@ class Project:
         (digest,) = answer.outputs[stage].values()
         return self.root / "objects" / digest[:2] / digest
 
+    def states_of(self, answer: Answer, stage: str = "states") -> dict[str, tuple[Any, Any]]:
+        """(states, token ids) of each row of an extraction, by row key, in its order."""
+        from kimi_eagle.states.index import StateIndex
+        from kimi_eagle.states.layout import ROWS, read_rows
+        from kimi_eagle.states.reader import ShardReader
+
+        rows = read_rows((self.object_of(answer, stage) / ROWS).read_text("utf-8"))
+        places = StateIndex(self.root / "registry.sqlite").places([row.key for row in rows])
+        reader = ShardReader(self.root)
+        return {row.key: reader.read(places[row.key]) for row in rows}
+
     def objects(self) -> set[str]:
         return {path.name for path in (self.root / "objects").glob("*/*") if path.is_dir()}
 
@@ -172,7 +184,7 @@ class Project:
         return Project(folder)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -133,17 +133,24 @@ def test_two_trainings_share_one_extraction(
     assert stages["other"]["outputs"] != stages["draft"]["outputs"]
 
 
+@pytest.mark.parametrize("which", ["demo", "small"])
 def test_a_checkpoint_comes_out_the_same_from_its_record_alone(
-    store: Path, demo: dict[str, Any], tmp_path: Path
+    store: Path,
+    demo: dict[str, Any],
+    first: dict[str, Any],
+    tmp_path: Path,
+    small: Path,
+    which: str,
 ) -> None:
     """Bitwise, in a fresh root that is given the exported record and the sources: extraction,
     training and all."""
-    (checkpoint,) = demo["draft"]["outputs"].values()
+    (checkpoint,) = {"demo": demo, "small": first}[which]["draft"]["outputs"].values()
+    sources = {"demo": MANIFESTS, "small": small.parent}[which]
     command = [sys.executable, "-m", "kimi_eagle", "--root", str(store), "record", checkpoint]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record = tmp_path / "record.json"
     record.write_text(done.stdout, "utf-8")
-    arguments = ("--record", str(record), "--sources", str(MANIFESTS))
+    arguments = ("--record", str(record), "--sources", str(sources))
     found = kimi_eagle(tmp_path / "root", "reproduce", checkpoint, *arguments)
     assert found["status"] == "identical", found
     assert {stage["status"] for stage in found["stages"]} == {"identical"}

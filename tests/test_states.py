@@ -17,7 +17,6 @@ from kimi_eagle.job import StageFailed
 from kimi_eagle.records import ShardRecord
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.registry.schema import FILE
-from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import ALL_ZERO, BadStates, _bits, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.index import Place, placed_rows
@@ -32,6 +31,7 @@ from kimi_eagle.states.layout import (
 from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shards import ShardWriter
+from kimi_eagle.states.stored_row import store
 
 TOKENS, LAYERS, HIDDEN = 6, 4, 8
 IDS = torch.arange(11, 11 + TOKENS)
@@ -44,7 +44,7 @@ def _states(tokens: int = TOKENS) -> Any:
 
 
 def content_digest(states: Any) -> str:
-    return fp8.stored(states, CONTRACT).digest
+    return store(states, CONTRACT).digest
 
 
 def _public(name: str) -> tuple[Any, Any]:

@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 
 from kimi_eagle.states import fp8
 from kimi_eagle.states.contract import LayerContract
-from kimi_eagle.states.index import Place, StateIndex
-from kimi_eagle.states.layout import read_rows, shard_path
+from kimi_eagle.states.index import Place
+from kimi_eagle.states.layout import shard_path
 from kimi_eagle.states.reader import ShardReader
 from kimi_eagle.states.shard_file import Listed, read_row
 from kimi_eagle.states.shards import ShardWriter
 from kimi_eagle.states.spool import Spool, close_what_was_left
+from kimi_eagle.states.stored_row import Lost, as_stored, store
+from kimi_eagle.states.stored_row import states_of as stored_states
 
 CONTRACT = LayerContract((2, 4, 8), 64, "fp8", "vllm")
 WITH_FP8 = WITH_STATES.replace("{kind: extract,", "{kind: extract, dtype: fp8,")
@@ -45,10 +47,10 @@ def test_every_number_is_off_by_a_sixteenth_at_most_or_by_next_to_nothing() -> N
 def test_what_is_lost_is_measured_by_layer() -> None:
     states = drawn(40)
     states[:, 1] = 1.0  # a layer of which nothing is lost
-    lost = fp8.Lost()
+    lost = Lost()
     for part in (states[:15], states[15:]):
-        lost.add(fp8.stored(part, CONTRACT).lost)
-    back = fp8.as_stored(states, CONTRACT).float() - states.float()
+        lost.add(store(part, CONTRACT).lost)
+    back = as_stored(states, CONTRACT).float() - states.float()
     expected = [
         float(back[:, layer].norm() / states[:, layer].float().norm()) for layer in range(3)
     ]
@@ -56,14 +58,14 @@ def test_what_is_lost_is_measured_by_layer() -> None:
     assert expected[1] == 0
     assert 0.01 < expected[0] < 0.04
     plain = LayerContract((2, 4, 8), 64, "bfloat16", "vllm")
-    lost = fp8.Lost()
-    lost.add(fp8.stored(states, plain).lost)
+    lost = Lost()
+    lost.add(store(states, plain).lost)
     assert lost.relative() is None
 
 
 def test_it_takes_half_and_a_little_of_the_real_model() -> None:
     real = LayerContract((2, 30, 58, 61), 7168, "fp8", "vllm")
-    assert real.engine_bytes == 57_344
+    assert real.engine_bytes_per_token == 57_344
     assert real.bytes_per_token == 28_672 + 16
 
 
@@ -87,12 +89,12 @@ def test_a_shard_is_readable_by_anybody_and_by_us(tmp_path: Path) -> None:
     plain = load_file(path)
     assert plain["hidden_states"].dtype == torch.float8_e4m3fn
     assert plain["scales"].shape == (15, 3)
-    whole = torch.cat([fp8.as_stored(states, CONTRACT) for states in rows.values()])
+    whole = torch.cat([as_stored(states, CONTRACT) for states in rows.values()])
     assert torch.equal(fp8.decode(plain["hidden_states"], plain["scales"]), whole)
     reader, start = ShardReader(tmp_path), 0
     for key, states in rows.items():
         read, ids = reader.read(Place(shard, start, len(states), writer.digests[key]))
-        assert torch.equal(read, fp8.as_stored(states, CONTRACT))
+        assert torch.equal(read, as_stored(states, CONTRACT))
         assert ids.tolist() == list(range(len(states)))
         start += len(states)
 
@@ -106,7 +108,7 @@ def test_what_a_killed_writer_left_is_closed_scales_and_all(tmp_path: Path) -> N
     listed = Listed("b", 5, 7, writer.digests["b"])
     before = read_row(folder, name, listed, CONTRACT)
     assert torch.equal(
-        fp8.read(*map(bytearray, before), CONTRACT), fp8.as_stored(rows["b"], CONTRACT)
+        stored_states(*map(bytearray, before), CONTRACT), as_stored(rows["b"], CONTRACT)
     )
     assert writer._open is not None
     writer._open.release()  # its lock, as when it is killed
@@ -114,12 +116,6 @@ def test_what_a_killed_writer_left_is_closed_scales_and_all(tmp_path: Path) -> N
     assert read_row(folder, name, listed, CONTRACT) == before
     assert load_file(folder / name)["scales"].shape == (12, 3)
     assert not list(folder.glob("*.scales"))
-
-
-def states_of(project: Project, answer: Any) -> dict[str, Any]:
-    rows = read_rows((project.object_of(answer, "states") / "rows.txt").read_text("utf-8"))
-    places = StateIndex(project.root / "registry.sqlite").places([row.key for row in rows])
-    return {row.key: ShardReader(project.root).read(places[row.key])[0] for row in rows}
 
 
 def test_extracted_as_fp8_rows_have_keys_of_their_own_and_what_they_lose_is_told(
@@ -136,9 +132,9 @@ def test_extracted_as_fp8_rows_have_keys_of_their_own_and_what_they_lose_is_told
     assert metrics["agreement"] >= 0.97
     assert len(metrics["fp8_error"]) == 4
     assert all(0.005 < error < 0.05 for error in metrics["fp8_error"])
-    ours, theirs = states_of(extracted, answer), states_of(extracted, before)
+    ours, theirs = extracted.states_of(answer), extracted.states_of(before)
     assert not ours.keys() & theirs.keys()
-    for one, other in zip(ours.values(), theirs.values(), strict=True):
+    for (one, _), (other, _) in zip(ours.values(), theirs.values(), strict=True):
         assert one.dtype == torch.bfloat16
         assert torch.equal(one, fp8.decode(*fp8.encode(other)))
     assert extracted.submit().dispositions["states"] == "reused"
@@ -154,4 +150,4 @@ def test_vllms_rows_are_stored_as_fp8_on_their_way(tmp_path: Path) -> None:
     metrics = answer.json["stages"][-1]["metrics"]
     assert metrics["agreement"] >= 0.97
     assert all(0.005 < error < 0.05 for error in metrics["fp8_error"])
-    assert len(states_of(project, answer)) == 10
+    assert len(project.states_of(answer)) == 10

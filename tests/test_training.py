@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import CORES
 
 pytest.importorskip("speculators", reason="needs the extra cpu or gpu")
 
@@ -246,8 +247,7 @@ for optimizer, deterministic in (("adamw", True), ("muon", False)):
 def test_bytes_do_not_follow_the_cores_of_the_machine() -> None:
     """Bitwise on a CPU: one core or all, whatever OMP_NUM_THREADS says."""
     found = []
-    cores = range(os.cpu_count() or 1)
-    for threads, own in (("1", cores[:1]), ("3", cores)):
+    for threads, own in (("1", CORES[:1]), ("3", CORES)):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM],
             capture_output=True,

@@ -133,7 +133,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         if not self._is_tp_rank_zero:
             return
         self._blocks_of_cache = _by_block(self._kv_cache)
-        self._block_bytes = self._block_size * self._contract.engine_bytes
+        self._block_bytes = self._block_size * self._contract.engine_bytes_per_token
         cuda = self._kv_cache.device.type == "cuda"
         self._writer = WriterProcess(
             self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._threads

@@ -15,12 +15,12 @@ from typing import Any
 from kimi_eagle.engines.probe import POSITIONS, Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter, StageFailed
-from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import BadStates
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shard_file import Listed, read_row
 from kimi_eagle.states.spool import Spool
+from kimi_eagle.states.stored_row import Lost, states_of
 
 # Without a row for this long while rows are awaited, something has gone wrong.
 PATIENCE_SECONDS = 120.0
@@ -65,7 +65,7 @@ class Gathering:
         self._told = 0.0
         self._started = self._last = 0.0
         self.digests: dict[str, str] = {}
-        self._lost = fp8.Lost()
+        self._lost = Lost()
 
     def document(self) -> dict[str, Any]:
         """What the stage is told: content digest by key, and how the proof came out."""
@@ -188,7 +188,7 @@ class Gathering:
         left = POSITIONS
         for (name, listed), tokens in rows:
             found = read_row(self._spool.folder, name, listed, self._contract)
-            states = fp8.read(bytearray(found[0]), bytearray(found[1]), self._contract)
+            states = states_of(bytearray(found[0]), bytearray(found[1]), self._contract)
             if left:
                 self._probe.add(states[:left], tokens[:left])
                 left -= min(left, listed.tokens)

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import OTHER_TOKENS, BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import OpenShard
 from kimi_eagle.states.spool import CLOSE, Journal
+from kimi_eagle.states.stored_row import StoredRow, store
 
 # How long it sleeps when nothing comes, seconds: how late it notices that it is asked to close.
 _IDLE = 0.01
@@ -42,7 +42,7 @@ class _Row:
     folder: str
     ids: memoryview
     tokens: int
-    checked: Future[fp8.Stored | BadStates]
+    checked: Future[StoredRow | BadStates]
     shard: OpenShard | None = None
     start: int = 0
     filled: Future[None] | None = None
@@ -102,14 +102,14 @@ class Writer:
     def _take(
         self, key: str, folder: str, ids: str, tokens: int, states_at: int, ids_at: int
     ) -> None:
-        size = tokens * self._contract.engine_bytes
+        size = tokens * self._contract.engine_bytes_per_token
         tensor = self._whole[states_at : states_at + size].view(torch.bfloat16)
         tensor = tensor.view(tokens, len(self._contract.layers), self._contract.hidden_size)
         given = self._memory[ids_at : ids_at + 4 * tokens]
         checked = self._pool.submit(self._check, tensor, given, ids)
         self._checking.append(_Row(key, folder, given, tokens, checked))
 
-    def _check(self, tensor: Any, given: memoryview, ids: str) -> fp8.Stored | BadStates:
+    def _check(self, tensor: Any, given: memoryview, ids: str) -> StoredRow | BadStates:
         """A row as it is stored, or what is wrong with it."""
         tokens, layers, hidden = tensor.shape
         if blake3(given).hexdigest() != ids:
@@ -124,9 +124,7 @@ class Writer:
             check_states(tensor, none, none, layers, hidden)
         except BadStates as error:
             return error
-        row = fp8.stored(tensor, self._contract)
-        _ = row.digest  # by this thread
-        return row
+        return store(tensor, self._contract)
 
     def _advance(self) -> None:
         """Take rows on, in the order they came, as far as that is possible."""
@@ -138,7 +136,7 @@ class Writer:
             if not _KEY.fullmatch(row.key) or not _FOLDER.fullmatch(row.folder):
                 row.folder, row.wrong = "", BadStates("no-key", f"{row.key[:64]!r} is no row key")
             if row.wrong is None:
-                assert isinstance(found, fp8.Stored)
+                assert isinstance(found, StoredRow)
                 self._place(row, found)
             self._filling.append(row)
         ended = 0
@@ -153,7 +151,7 @@ class Writer:
             self._folders[name] = _Folder(self._spool / name, self._contract)
         return self._folders[name]
 
-    def _place(self, row: _Row, stored: fp8.Stored) -> None:
+    def _place(self, row: _Row, stored: StoredRow) -> None:
         folder = self._folder(row.folder)
         if folder.open is None:
             folder.open = OpenShard(folder.path, self._contract)

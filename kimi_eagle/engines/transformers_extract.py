@@ -14,12 +14,12 @@ from kimi_eagle.engines.launch import main
 from kimi_eagle.engines.probe import Probe, probe_rows
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.job import EventWriter
-from kimi_eagle.states import fp8
 from kimi_eagle.states.checks import BadStates, check_states
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.refusals import Refusals
 from kimi_eagle.states.shards import ShardWriter
 from kimi_eagle.states.spool import Spool
+from kimi_eagle.states.stored_row import as_stored
 
 
 def extract(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
             refusals.add(key, error)
         else:
             if row < probing:
-                probe.add(fp8.as_stored(states, contract), output.logits[0].argmax(-1).tolist())
+                probe.add(as_stored(states, contract), output.logits[0].argmax(-1).tolist())
                 held.append((key, states, tokens))
             else:
                 writer.add(key, states, tokens)

@@ -112,8 +112,8 @@ class StageKind:
     reference, …). Training reads the rows that its states were extracted for. Where one on the
     way is not given, there is no such input."""
     settings: ClassVar[Mapping[str, str]] = {}
-    """Environment variables of its worker that its bytes depend on: whatever else they were set
-    to, and of no other process."""
+    """Environment variables of its worker's process and of no other, whatever else they are set to:
+    what libraries read before any code of ours runs."""
 
     @classmethod
     def externals(cls, params: Any) -> Mapping[str, tuple[External, ...]]:

@@ -46,20 +46,22 @@ class LayerContract:
     @property
     def bytes_per_token(self) -> int:
         """What a token takes in the store, but for its id."""
-        return self.states_bytes + self.scales_bytes
+        return self.states_bytes_per_token + self.scales_bytes_per_token
 
     @property
-    def engine_bytes(self) -> int:
+    def engine_bytes_per_token(self) -> int:
         """What a token's states take as an engine gives them: bfloat16."""
         return len(self.layers) * self.hidden_size * 2
 
     @property
-    def states_bytes(self) -> int:
+    def states_bytes_per_token(self) -> int:
         """What a token's states take in the store, without their scales."""
-        return self.engine_bytes // 2 if self.dtype == FP8 else self.engine_bytes
+        return (
+            self.engine_bytes_per_token // 2 if self.dtype == FP8 else self.engine_bytes_per_token
+        )
 
     @property
-    def scales_bytes(self) -> int:
+    def scales_bytes_per_token(self) -> int:
         """What the scales of a token's states take."""
         return 4 * len(self.layers) if self.dtype == FP8 else 0
 

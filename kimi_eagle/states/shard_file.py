@@ -72,7 +72,7 @@ class OpenShard:
             _lock(self._states)
             self._ids = os.open(self._path.with_suffix(IDS), flags, 0o644)
             self._descriptors += (self._ids,)
-            if contract.scales_bytes:
+            if contract.scales_bytes_per_token:
                 self._scales = os.open(self._path.with_suffix(SCALES), flags, 0o644)
                 self._descriptors += (self._scales,)
         except OSError:
@@ -95,7 +95,7 @@ class OpenShard:
         start = self.tokens
         _write(self._ids, ids, 4 * start)
         if scales:
-            _write(self._scales, scales, start * self._contract.scales_bytes)
+            _write(self._scales, scales, start * self._contract.scales_bytes_per_token)
         self._rows.append(Listed(key, start, tokens, digest))
         self.tokens += tokens
         return start
@@ -107,18 +107,19 @@ class OpenShard:
         the store needs to take in what is whole.
         """
         disk = os.fstatvfs(self._states)
-        if disk.f_bavail * disk.f_frsize < len(states) + _MARGIN:
+        tail = self.tokens * (4 + self._contract.scales_bytes_per_token)  # see `close`
+        if disk.f_bavail * disk.f_frsize < len(states) + tail + _MARGIN:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        _write(self._states, states, _HEADER + start * self._contract.states_bytes)
+        _write(self._states, states, _HEADER + start * self._contract.states_bytes_per_token)
 
     def close(self) -> str:
         """Write what is left of the file; returns its name, under which it is found now."""
         width, layers = self._contract.hidden_size, len(self._contract.layers)
         offsets = [0, *(row.start + row.tokens for row in self._rows)]
-        ends = [self.tokens * self._contract.states_bytes]
+        ends = [self.tokens * self._contract.states_bytes_per_token]
         ends.append(ends[-1] + 8 * len(offsets))
         ends.append(ends[-1] + 4 * self.tokens)
-        ends.append(ends[-1] + self.tokens * self._contract.scales_bytes)
+        ends.append(ends[-1] + self.tokens * self._contract.scales_bytes_per_token)
         header: dict[str, Any] = {
             "__metadata__": {"contract": json.dumps(self._contract.document(), sort_keys=True)},
             "hidden_states": {
@@ -138,7 +139,7 @@ class OpenShard:
             },
         }
         tail = pack(f"<{len(offsets)}q", *offsets) + os.pread(self._ids, 4 * self.tokens, 0)
-        if self._contract.scales_bytes:
+        if self._contract.scales_bytes_per_token:
             header["scales"] = {
                 "dtype": "F32",
                 "shape": [self.tokens, layers],
@@ -168,11 +169,11 @@ class OpenShard:
     def give_room(self) -> None:
         """Take what is not filled off the file: the disk is full, and what is whole needs a little
         room to be taken into the store."""
-        os.ftruncate(self._states, _HEADER + self.filled * self._contract.states_bytes)
+        os.ftruncate(self._states, _HEADER + self.filled * self._contract.states_bytes_per_token)
 
     def cut(self) -> None:
         """Take what lies behind the rows that are placed off the file."""
-        os.ftruncate(self._states, _HEADER + self.tokens * self._contract.states_bytes)
+        os.ftruncate(self._states, _HEADER + self.tokens * self._contract.states_bytes_per_token)
 
     def release(self) -> None:
         """Let go of its files, as they are."""
@@ -195,8 +196,8 @@ def read_row(folder: Path, name: str, row: Listed, contract: LayerContract) -> t
     for suffix in (PARTIAL, ".safetensors"):
         try:
             with path.with_suffix(suffix).open("rb") as file:
-                file.seek(_HEADER + row.start * contract.states_bytes)
-                states = file.read(row.tokens * contract.states_bytes)
+                file.seek(_HEADER + row.start * contract.states_bytes_per_token)
+                states = file.read(row.tokens * contract.states_bytes_per_token)
             return states, _scales_of(path, suffix, row, contract)
         except FileNotFoundError:  # it was closed meanwhile
             continue
@@ -204,7 +205,7 @@ def read_row(folder: Path, name: str, row: Listed, contract: LayerContract) -> t
 
 
 def _scales_of(path: Path, suffix: str, row: Listed, contract: LayerContract) -> bytes:
-    each = contract.scales_bytes
+    each = contract.scales_bytes_per_token
     if not each:
         return b""
     if suffix == PARTIAL:

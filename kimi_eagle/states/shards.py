@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from kimi_eagle.states import fp8
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import OpenShard
 from kimi_eagle.states.spool import Journal
+from kimi_eagle.states.stored_row import Lost, store
 
 
 class ShardWriter:
@@ -29,13 +29,13 @@ class ShardWriter:
         # What lies in a shard that is not closed yet can be kept after a kill.
         self._journal = Journal(folder, contract)
         self.digests: dict[str, str] = {}
-        self.lost = fp8.Lost()
+        self.lost = Lost()
 
     def add(self, key: str, states: Any, token_ids: Any) -> None:
         """Take one row: states [tokens, layers, hidden] bf16, ids int [tokens]."""
         if self._open is None:
             self._open = OpenShard(self._folder, self._contract)
-        row = fp8.stored(states, self._contract)
+        row = store(states, self._contract)
         self.digests[key] = row.digest
         self.lost.add(row.lost)
         ids = token_ids.to(torch.int32).numpy().tobytes()

@@ -33,7 +33,6 @@ def run(context: Context) -> dict[str, Any]:
     index.close()
     missing = {key: row for row, key in enumerate(keys) if key not in digests}
     found: dict[str, Any] = {"agreement": None, "next_best": None, "probed": 0, "refused": {}}
-    found["fp8_error"] = None
     if missing:
         found = _extract(context, contract, rows, missing)
         digests.update(found["digests"])
@@ -60,7 +59,7 @@ def run(context: Context) -> dict[str, Any]:
         "agreement": found["agreement"],
         "next_best": found["next_best"],
         "probed": found["probed"],
-        **({"fp8_error": found["fp8_error"]} if found["fp8_error"] else {}),
+        **({"fp8_error": found["fp8_error"]} if found.get("fp8_error") else {}),
         **({"refused": dict(sorted(Counter(refused.values()).items()))} if refused else {}),
     }
 

@@ -199,8 +199,9 @@ class Train(StageKind):
         # those that work, and no library may use fewer than it is told to.
         "OMP_WAIT_POLICY": "PASSIVE",
         "MKL_DYNAMIC": "FALSE",
-        # AMX adds up in another order than AVX-512 does: without it, machines that have it and
-        # machines that have not make the same. On a CPU, drafts are too small to miss it.
+        # No AMX, which adds up in another order than AVX-512 does. On a crowded machine trainings
+        # came out in other bytes now and then; what else would explain that was not found. It
+        # costs a third of the speed on a CPU that has AMX.
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
     }
     inherits: ClassVar[Mapping[str, tuple[str, str]]] = {"rows": ("states", "rows")}
