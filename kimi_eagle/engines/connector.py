@@ -246,9 +246,12 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
 
 
 def _by_block(cache: Any) -> Any:
-    """The cache as [blocks, tokens of a block, layers, hidden].
+    """The cache as [blocks, tokens of a block, layers, hidden], over the same memory.
 
-    Versions of vLLM order the middle axes differently, over the same memory: the states of a token
-    lie together there, so the layers' axis is the one whose step is one state.
+    Which of the two middle axes are the tokens differs between versions of vLLM, and which is the
+    outer one in memory between its attention backends: vLLM's own reading of a small cache tells.
     """
-    return cache if cache.stride(2) == cache.shape[3] else cache.permute(0, 2, 1, 3)
+    first, second = cache.shape[1:3]
+    numbers = torch.arange(first * second).view(1, first, second, 1)
+    token = example.extract_from_kv_cache(numbers, torch.tensor([1]), 1).flatten()
+    return cache if torch.equal(token, numbers[0, 1, :, 0]) else cache.permute(0, 2, 1, 3)

@@ -1,0 +1,33 @@
+"""Programs that stages run: what they wrote counts, and nothing less than a whole result does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kimi_eagle.engines.launch import run_program
+from kimi_eagle.job import StageFailed
+
+PROGRAM = """\
+import os
+from kimi_eagle.engines.launch import main
+main({program})
+os.abort()
+"""
+
+
+def ran(folder: Path, program: str) -> dict[str, object]:
+    (folder / "ending.py").write_text(PROGRAM.format(program=program), "utf-8")
+    path = os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return run_program("ending", {"a": 1}, folder / "scratch", {**os.environ, "PYTHONPATH": path})
+
+
+def test_an_engine_that_aborts_while_it_is_taken_down_has_lost_nothing(tmp_path: Path) -> None:
+    assert ran(tmp_path, "lambda job: {'b': job['a'] + 1}") == {"b": 2}
+
+
+def test_a_program_that_ends_before_its_result_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match="ended with code -6 before it had a result"):
+        ran(tmp_path, "lambda job: os.abort()")
