@@ -1,31 +1,22 @@
-"""AdamW and Muon with state that can be saved whole. Imports torch.
-
-AdamW is torch's. Muon is torch's `Muon` with `match_rms_adamw` (Jordan et al. 2024, Liu et al.
-2025), with the products that are symmetric computed by half.
-"""
+"""AdamW (torch's) and Muon, as one, with state that can be saved whole. Imports torch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from kimi_eagle.draft.muon import Muon
+
 # speculators' rule for what is no matrix to Muon.
 _ADAMW_NAMES = ("embed_tokens", "lm_head")
-# torch's coefficients of the Newton-Schulz iteration.
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-_EPS = 1e-7
-# Below this many rows half a product costs more launches than it saves work.
-_SYMMETRIC_FROM = 2048
-_STRIPS = 4
 
 
 class Optimizer:
     """The optimizers of a draft, as one."""
 
-    def __init__(self, parameters: Mapping[str, Any], params: Any):
+    def __init__(self, parameters: Mapping[str, Any], params: Any, *, compiled: bool):
         """Args: `params`: of the train stage."""
         self._params = params
         self._names = {id(item): name for name, item in parameters.items()}
@@ -35,7 +26,8 @@ class Optimizer:
         if params.optimizer == "muon":
             rest = {name: item for name, item in parameters.items() if name not in matrices}
             if matrices:
-                self._parts.append((Muon(list(matrices.values()), params), params.muon_lr))
+                muon = Muon(list(matrices.values()), params, compiled=compiled)
+                self._parts.append((muon, params.muon_lr))
         if rest:
             adamw = torch.optim.AdamW(
                 list(rest.values()),
@@ -96,68 +88,6 @@ def _is_matrix(name: str, parameter: Any) -> bool:
         and min(parameter.shape) > 1
         and not any(hint in name for hint in _ADAMW_NAMES)
     )
-
-
-class Muon(torch.optim.Optimizer):  # type: ignore[misc]
-    """Momentum, orthogonalized; the update has the root mean square of AdamW's (0.2)."""
-
-    def __init__(self, parameters: list[Any], params: Any):
-        super().__init__(parameters, {"lr": params.muon_lr})
-        self._momentum = params.muon_momentum
-        self._decay = params.muon_weight_decay
-        self._steps = params.muon_steps
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                buffer = state["momentum_buffer"]
-                buffer.lerp_(parameter.grad, 1 - self._momentum)
-                update = parameter.grad.lerp(buffer, self._momentum)  # Nesterov
-                parameter.mul_(1 - group["lr"] * self._decay)
-                ratio = 0.2 * math.sqrt(max(parameter.shape))
-                parameter.add_(orthogonal(update, self._steps), alpha=-group["lr"] * ratio)
-
-
-def orthogonal(matrix: Any, steps: int) -> Any:
-    """The nearest semi-orthogonal matrix, roughly: Newton-Schulz in bf16, [rows, columns]."""
-    x = matrix.bfloat16()
-    turned = x.shape[0] > x.shape[1]
-    if turned:
-        x = x.T
-    x = x / norm(x).clamp(min=_EPS).to(x.dtype)
-    for _ in range(steps):
-        gram = _symmetric(x, x.T)
-        x = torch.addmm(x, _symmetric(gram, gram, gram), x, beta=_A)
-    return x.T if turned else x
-
-
-def _symmetric(left: Any, right: Any, added: Any = None) -> Any:
-    """left · right, known to be symmetric; with `added`, also symmetric, `_B` · added + `_C` times
-    that. Of large ones the strips above the diagonal are computed and the rest copied."""
-    rows = left.shape[0]
-    if rows < _SYMMETRIC_FROM or rows % _STRIPS:
-        if added is None:
-            return left @ right
-        return torch.addmm(added, left, right, beta=_B, alpha=_C)
-    size = rows // _STRIPS
-    found = torch.empty(rows, rows, dtype=left.dtype, device=left.device)
-    for first in range(0, rows, size):
-        last = first + size
-        strip = found[first:last, first:]
-        if added is None:
-            torch.mm(left[first:last], right[:, first:], out=strip)
-        else:
-            own = added[first:last, first:]
-            torch.addmm(own, left[first:last], right[:, first:], beta=_B, alpha=_C, out=strip)
-        if first:
-            found[first:last, :first] = found[:first, first:last].T
-    return found
 
 
 def norm(x: Any) -> Any:

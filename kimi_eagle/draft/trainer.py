@@ -100,7 +100,7 @@ class Trainer:
         self._announce = announce
         self._stopping = stopping
         self._parameters = trained(model)
-        self._optimizer = Optimizer(self._parameters, params)
+        self._optimizer = Optimizer(self._parameters, params, compiled=compute.compiled)
         self._progress = Progress()
         self._kept: dict[str, Any] | None = None
         self._saved: int | None = None

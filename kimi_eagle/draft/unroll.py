@@ -7,20 +7,21 @@ leaves out what that does more than once:
   layer's queries, keys and values is computed once and shifted, which saves half of those products
   in every further step. (The last k positions get zeros; nothing with a loss reads them.)
 - No step's logits are needed for the next step: heads and losses come after (see `losses`).
-- Parameters are turned into the type of the products once a batch.
+- Parameters are turned into the type of the products once a batch, and the gradients of all steps
+  are added up in the products that give them (see `products`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from kimi_eagle.draft.attention import Attention, Dense, Eager, Flex
 from kimi_eagle.draft.batches import PackedBatch
 from kimi_eagle.draft.kernels import Kernels
+from kimi_eagle.draft.products import Weight
 
 
 class Unroll:
@@ -49,15 +50,15 @@ class Unroll:
         """The normed states of each TTT step, [positions, hidden] in the type of the products:
         what the head takes."""
         model, dtype, kernels = self._model, self._dtype, self._kernels
-        weights = _Cast(dtype)
         with torch.no_grad():
             embeds = model.embed_tokens(batch.input_ids)
-        hidden = linear(batch.hidden_states.to(dtype), weights(model.fc.weight)).float()
+        hidden = Weight(model.fc.weight, dtype)(batch.hidden_states.to(dtype)).float()
         layers = [
-            _Layer(layer, index == 0, self._head_dim, self._before_residual, weights, kernels)
+            _Layer(layer, index == 0, self._head_dim, self._before_residual, dtype, kernels)
             for index, layer in enumerate(model.layers)
         ]
-        layers[0].embed(embeds)
+        # Zeros beyond the last position, so that every step finds its own by a shift.
+        layers[0].embed(pad(embeds, (0, 0, 0, self._steps - 1)))
         attend = {window: self._attend(batch, window) for window in set(self._windows)}
         found = []
         for step in range(self._steps):
@@ -78,21 +79,6 @@ class Unroll:
         return Eager(batch.lengths, len(batch.document_ids), window, device)
 
 
-class _Cast:
-    """Parameters in the type of the products, each turned once a batch; gradients flow back."""
-
-    def __init__(self, dtype: Any):
-        self._dtype = dtype
-        self._made: dict[int, Any] = {}
-
-    def __call__(self, parameter: Any) -> Any:
-        if parameter.dtype == self._dtype:
-            return parameter
-        if id(parameter) not in self._made:
-            self._made[id(parameter)] = parameter.to(self._dtype)
-        return self._made[id(parameter)]
-
-
 class _Layer:
     """One decoder layer over one batch, and the keys and values of its steps so far."""
 
@@ -102,32 +88,34 @@ class _Layer:
         first: bool,
         head_dim: int,
         before_residual: bool,
-        weights: Callable[[Any], Any],
+        dtype: Any,
         kernels: Kernels,
     ):
         self._layer = layer
         self._first = first
         self._head_dim = head_dim
         self._before_residual = before_residual
-        self._weights = weights
+        self._dtype = dtype
         self._kernels = kernels
         self._keys: list[Any] = []
         self._values: list[Any] = []
         self._shares: list[Any] = []
-        attention = layer.self_attn
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self._projections = [weights(part.weight) for part in projections]
-        # Of the first layer: the half for embeddings, and that for states. Split here alone, so
-        # that the gradients of all steps meet in each half before they are put together.
-        self._halves: list[Any] = []
-        if first:
-            self._halves = [w.split(w.shape[1] // 2, dim=1) for w in self._projections]
+        attention, mlp = layer.self_attn, layer.mlp
+        inward = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._projections = [Weight(part.weight, dtype) for part in inward]
+        self._out = Weight(attention.o_proj.weight, dtype)
+        self._gate = Weight(mlp.gate_proj.weight, dtype)
+        self._up = Weight(mlp.up_proj.weight, dtype)
+        self._down = Weight(mlp.down_proj.weight, dtype)
+        # Of the first layer: the half for embeddings, and that for states.
+        half = self._projections[0].columns // 2
+        self._of_embeds, self._of_states = slice(half), slice(half, None)
 
     def embed(self, embeds: Any) -> None:
-        """Take the embeddings [positions, hidden] of step 0, and compute their share of queries,
-        keys and values."""
+        """Take the embeddings of step 0, with zeros for those beyond the end of later steps
+        [positions + steps - 1, hidden], and compute their share of queries, keys and values."""
         normed = self._norm(embeds, self._layer.input_layernorm)
-        self._shares = [linear(normed, half) for half, _ in self._halves]
+        self._shares = [weight(normed, part=self._of_embeds) for weight in self._projections]
 
     def __call__(self, hidden: Any, step: int, cos: Any, sin: Any, attend: Attention) -> Any:
         """The layer's output at a TTT step: fp32 [positions, hidden] in and out."""
@@ -137,13 +125,14 @@ class _Layer:
             normed = self._norm(hidden, layer.hidden_norm)
             if self._before_residual:
                 residual = normed.float()
+            own = slice(step, step + len(hidden))
             parts = [
-                torch.addmm(pad(share[step:], (0, 0, 0, step)), normed, half.t())
-                for share, (_, half) in zip(self._shares, self._halves, strict=True)
+                weight(normed, share[own], self._of_states)
+                for share, weight in zip(self._shares, self._projections, strict=True)
             ]
         else:
             normed = self._norm(hidden, layer.input_layernorm)
-            parts = [linear(normed, weight) for weight in self._projections]
+            parts = [weight(normed) for weight in self._projections]
         query, key, value = (
             part.view(len(hidden), -1, self._head_dim).transpose(0, 1) for part in parts
         )
@@ -152,13 +141,9 @@ class _Layer:
         self._values.append(value)
         out = attend(query, self._keys, self._values, layer.self_attn.scaling)
         out = out.transpose(0, 1).reshape(len(hidden), -1)
-        hidden = residual + linear(out, self._weights(layer.self_attn.o_proj.weight))
+        hidden = residual + self._out(out)
         normed = self._norm(hidden, layer.post_attention_layernorm)
-        gate = linear(normed, self._weights(layer.mlp.gate_proj.weight))
-        up = linear(normed, self._weights(layer.mlp.up_proj.weight))
-        down = self._weights(layer.mlp.down_proj.weight)
-        return hidden + linear(self._kernels.gated(gate, up), down)
+        return hidden + self._down(self._kernels.gated(self._gate(normed), self._up(normed)))
 
     def _norm(self, x: Any, norm: Any) -> Any:
-        dtype = self._projections[0].dtype
-        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon, dtype)
+        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon, self._dtype)
