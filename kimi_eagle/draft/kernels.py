@@ -95,17 +95,19 @@ def by_autograd(name: str) -> Callable[..., Any]:
     return loss_and_gradient
 
 
+def made(function: Callable[..., Any], *, compiled: bool) -> Callable[..., Any]:
+    """A function as it is, or compiled."""
+    return torch.compile(function, dynamic=None) if compiled else function
+
+
 class Kernels:
     """The functions above, each compiled for a device where that is asked for."""
 
     def __init__(self, *, compiled: bool):
         self.compiled = compiled
-        self.rms_norm = self._made(rms_norm)
-        self.rotate = self._made(rotate)
-        self.gated = self._made(gated)
-        self.with_diagonals = self._made(with_diagonals)
-        self.kl = self._made(kl_and_gradient)
-        self.ce = self._made(ce_and_gradient)
-
-    def _made(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(function, dynamic=None) if self.compiled else function
+        self.rms_norm = made(rms_norm, compiled=compiled)
+        self.rotate = made(rotate, compiled=compiled)
+        self.gated = made(gated, compiled=compiled)
+        self.with_diagonals = made(with_diagonals, compiled=compiled)
+        self.kl = made(kl_and_gradient, compiled=compiled)
+        self.ce = made(ce_and_gradient, compiled=compiled)
