@@ -20,6 +20,12 @@ def rms_norm(x: Any, weight: Any, eps: float, dtype: Any) -> Any:
     return (weight * x).to(dtype)
 
 
+def add_and_norm(x: Any, added: Any, weight: Any, eps: float, dtype: Any) -> tuple[Any, Any]:
+    """x + added, and `rms_norm` of it: one pass over memory, and one for both their gradients."""
+    total = x + added
+    return total, rms_norm(total, weight, eps, dtype)
+
+
 def rotate(x: Any, cos: Any, sin: Any) -> Any:
     """Rotary embedding of x [heads, positions, dim] by cos, sin fp32 [positions, dim]."""
     first, second = x.float().chunk(2, dim=-1)
@@ -51,15 +57,18 @@ def with_diagonals(out: Any, lse: Any, query: Any, keys: Any, values: Any, scale
     return (mixed / total.unsqueeze(-1)).to(query.dtype)
 
 
-def kl_and_gradient(logits: Any, targets: Any, weight: Any) -> tuple[Any, Any, Any]:
+def kl_and_gradient(logits: Any, targets: Any, numbers: Any, weight: Any) -> tuple[Any, Any, Any]:
     """KL(target ‖ draft) of each row and its gradient with respect to the logits.
 
-    Args: `logits`, `targets`: [rows, vocab] of any floating type; computed in fp32. `weight`:
-        fp32, no axes.
-    Returns: loss fp32 [rows]; `weight` · (softmax(logits) - softmax(targets)) as the logits'
+    Args:
+        logits: [rows, vocab] of any floating type; computed in fp32.
+        targets: [positions, vocab], of which row i aims at number `numbers[i]`, int64 [rows].
+        weight: fp32, no axes.
+
+    Returns: loss fp32 [rows]; `weight` · (softmax(logits) - softmax(target)) as the logits'
         type; the most likely token of `logits`, int64 [rows].
     """
-    x, y = logits.float(), targets.float()
+    x, y = logits.float(), targets.index_select(0, numbers).float()
     log_q, log_p = torch.log_softmax(x, -1), torch.log_softmax(y, -1)
     p = log_p.exp()
     # A target's share that underflows to 0 adds nothing, as 0 · log 0.
@@ -68,11 +77,11 @@ def kl_and_gradient(logits: Any, targets: Any, weight: Any) -> tuple[Any, Any, A
     return loss, gradient.to(logits.dtype), logits.argmax(-1)
 
 
-def ce_and_gradient(logits: Any, aims: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """Cross-entropy with one token each, as `kl_and_gradient`. `aims`: int64 [rows]."""
+def ce_and_gradient(logits: Any, targets: Any, numbers: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Cross-entropy with one token each, as `kl_and_gradient`. `targets`: int64 [positions]."""
     x = logits.float()
     log_q = torch.log_softmax(x, -1)
-    at = aims.unsqueeze(-1)
+    at = targets.index_select(0, numbers).unsqueeze(-1)
     loss = -log_q.gather(-1, at).squeeze(-1)
     one = torch.arange(x.shape[-1], device=x.device) == at
     gradient = (log_q.exp() - one.to(x.dtype)) * weight
@@ -85,10 +94,13 @@ def by_autograd(name: str) -> Callable[..., Any]:
 
     ((loss, _),) = resolve_loss_config(name, "eager").values()
 
-    def loss_and_gradient(logits: Any, targets: Any, weight: Any) -> tuple[Any, Any, Any]:
+    def loss_and_gradient(
+        logits: Any, targets: Any, numbers: Any, weight: Any
+    ) -> tuple[Any, Any, Any]:
+        aims = targets.index_select(0, numbers)
         with torch.enable_grad():
             x = logits.detach().requires_grad_()
-            losses = loss(x.unsqueeze(0), targets.unsqueeze(0)).squeeze(0)
+            losses = loss(x.unsqueeze(0), aims.unsqueeze(0)).squeeze(0)
             (gradient,) = torch.autograd.grad((losses * weight).sum(), x)
         return losses.detach(), gradient, logits.argmax(-1)
 
@@ -100,14 +112,21 @@ def made(function: Callable[..., Any], *, compiled: bool) -> Callable[..., Any]:
     return torch.compile(function, dynamic=None) if compiled else function
 
 
+def _kl_kernel() -> Callable[..., Any]:
+    from kimi_eagle.draft.kl_kernel import kl
+
+    return kl
+
+
 class Kernels:
     """The functions above, each compiled for a device where that is asked for."""
 
     def __init__(self, *, compiled: bool):
         self.compiled = compiled
         self.rms_norm = made(rms_norm, compiled=compiled)
+        self.add_and_norm = made(add_and_norm, compiled=compiled)
         self.rotate = made(rotate, compiled=compiled)
         self.gated = made(gated, compiled=compiled)
         self.with_diagonals = made(with_diagonals, compiled=compiled)
-        self.kl = made(kl_and_gradient, compiled=compiled)
+        self.kl = _kl_kernel() if compiled else kl_and_gradient
         self.ce = made(ce_and_gradient, compiled=compiled)

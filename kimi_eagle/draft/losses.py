@@ -122,8 +122,8 @@ class Heads:
 
     def chunk_loss(self, logits: Any, aims: Aims, numbers: Any, share: Any) -> tuple[Any, Any, Any]:
         """Loss fp32 [rows], its gradient times `share` [rows, vocab], and the likeliest tokens."""
-        aim = (aims.tokens if self._loss == "ce" else aims.logits).index_select(0, numbers)
-        losses, slope, tokens = self._chunk_loss(logits, aim, share)
+        targets = aims.tokens if self._loss == "ce" else aims.logits
+        losses, slope, tokens = self._chunk_loss(logits, targets, numbers, share)
         return losses, slope, tokens
 
     @property

@@ -64,10 +64,15 @@ class Unroll:
         for step in range(self._steps):
             positions = (batch.position_ids + step).unsqueeze(0)
             cos, sin = (item.squeeze(0) for item in model.rotary_emb(hidden, positions))
+            added = None
             for layer, window in zip(layers, self._windows, strict=True):
-                hidden = layer(hidden, step, cos, sin, attend[window])
+                hidden = hidden if added is None else hidden + added
+                hidden, added = layer(hidden, step, cos, sin, attend[window])
             norm = model.norm
-            found.append(kernels.rms_norm(hidden, norm.weight, norm.variance_epsilon, dtype))
+            hidden, normed = kernels.add_and_norm(
+                hidden, added, norm.weight, norm.variance_epsilon, dtype
+            )
+            found.append(normed)
         return found
 
     def _attend(self, batch: PackedBatch, window: int | None) -> Attention:
@@ -117,8 +122,11 @@ class _Layer:
         normed = self._norm(embeds, self._layer.input_layernorm)
         self._shares = [weight(normed, part=self._of_embeds) for weight in self._projections]
 
-    def __call__(self, hidden: Any, step: int, cos: Any, sin: Any, attend: Attention) -> Any:
-        """The layer's output at a TTT step: fp32 [positions, hidden] in and out."""
+    def __call__(
+        self, hidden: Any, step: int, cos: Any, sin: Any, attend: Attention
+    ) -> tuple[Any, Any]:
+        """The layer at a TTT step: the two terms of its output, [positions, hidden] each; the
+        first of them, as `hidden`, fp32."""
         layer = self._layer
         residual = hidden
         if self._first:
@@ -141,9 +149,11 @@ class _Layer:
         self._values.append(value)
         out = attend(query, self._keys, self._values, layer.self_attn.scaling)
         out = out.transpose(0, 1).reshape(len(hidden), -1)
-        hidden = residual + self._out(out)
-        normed = self._norm(hidden, layer.post_attention_layernorm)
-        return hidden + self._down(self._kernels.gated(self._gate(normed), self._up(normed)))
+        norm = layer.post_attention_layernorm
+        hidden, normed = self._kernels.add_and_norm(
+            residual, self._out(out), norm.weight, norm.variance_epsilon, self._dtype
+        )
+        return hidden, self._down(self._kernels.gated(self._gate(normed), self._up(normed)))
 
     def _norm(self, x: Any, norm: Any) -> Any:
         return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon, self._dtype)

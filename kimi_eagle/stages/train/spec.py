@@ -192,7 +192,7 @@ class Train(StageKind):
     summary = "train the draft, exactly: resumed or not, the same bytes"
     params: ClassVar[type[StageParams]] = TrainParams
     output = "checkpoint"
-    code_version = 4
+    code_version = 5
     determinism = Determinism("bitwise-like-hardware")
     settings: ClassVar[Mapping[str, str]] = {
         # Threads may outnumber cores (`cpu_threads`): those that wait must not take the core from
