@@ -64,13 +64,15 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     running = {side: Side(side, folder) for side in sides}
     tokens = given.prompts * given.length
     rates: dict[str, list[float]] = {side: [] for side in sides}
+    tails: list[float] = []
     for side in running.values():
         side.wait()
     for turn in range(given.repeat + 1):
         for name in sides if turn % 2 else reversed(sides):
-            seconds = running[name].take_turn()
+            seconds, *after = running[name].take_turn()
             if turn:  # the first is for warming up
                 rates[name].append(tokens / seconds)
+                tails += after
     for side in running.values():
         side.end()
     figures = Figures(given)
@@ -89,6 +91,7 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     ours = statistics.median(rates["ours"])
     figures.emit("extract_tokens", ours, "tokens/s", plain, **more)
     figures.emit("extract_vs_prefill", statistics.median(pairs), "ratio", **more)
+    figures.emit("extract_after_the_engine", statistics.median(tails), "s", **more)
     if given.example:
         theirs = statistics.median(rates["example"])
         figures.emit("example_connector_tokens", theirs, "tokens/s", plain, **more)
@@ -152,11 +155,12 @@ class Side:
                 return line.split(maxsplit=1)[1]
         raise SystemExit(f"a side ended with {self._process.wait()}")
 
-    def take_turn(self) -> float:
+    def take_turn(self) -> list[float]:
+        """Seconds in all; of ours, also those after the engine's last row."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return float(self.wait())
+        return [float(part) for part in self.wait().split()]
 
     def end(self) -> None:
         assert self._process.stdin is not None
@@ -169,7 +173,7 @@ def _side(side: str, job: Mapping[str, Any]) -> None:
     runs = turns[side](job)
     print("answer ready", flush=True)
     for turn, _ in enumerate(sys.stdin):
-        print(f"answer {runs.turn(turn)}", flush=True)
+        print("answer", *runs.turn(turn), flush=True)
     os._exit(0)  # an engine takes its time to end, and nothing of it is wanted
 
 
@@ -182,10 +186,10 @@ class Plain:
         self.job, self.todo = job, Todo(job["rows"])
         self.llm = LLM(**common_options(job), **options)
 
-    def turn(self, number: int) -> float:
+    def turn(self, number: int) -> list[float]:
         started = time.perf_counter()
         self.generate()
-        return time.perf_counter() - started
+        return [time.perf_counter() - started]
 
     def generate(self) -> Any:
         from vllm import SamplingParams
@@ -204,17 +208,18 @@ class Ours:
         self.job = job
         self.llm = start(job)
 
-    def turn(self, number: int) -> float:
+    def turn(self, number: int) -> list[float]:
         from kimi_eagle.engines.gathering import gather
         from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed
 
         gathering = gather(self.job, Path(self.job["shards"]), f"turn-{number}")
         started = time.perf_counter()
         feed(self.llm, gathering, QUEUE_TOKENS)
+        fed = time.perf_counter()
         gathering.wait()
-        seconds = time.perf_counter() - started
+        ended = time.perf_counter()
         shutil.rmtree(Path(self.job["shards"]) / f"turn-{number}")
-        return seconds
+        return [ended - started, ended - fed]
 
 
 class Example(Plain):
@@ -236,7 +241,7 @@ class Example(Plain):
             },
         )
 
-    def turn(self, number: int) -> float:
+    def turn(self, number: int) -> list[float]:
         from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
             load_hidden_states,
         )
@@ -248,7 +253,7 @@ class Example(Plain):
             time.sleep(0.001)
         seconds = time.perf_counter() - started
         shutil.rmtree(self.job["files"])
-        return seconds
+        return [seconds]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from kimi_eagle.engines.ring import ALIGNMENT, Ring, aligned
-from kimi_eagle.engines.writer_process import WriterProcess
+from kimi_eagle.engines.writer_process import Writers
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.states.shard_file import Listed, OpenShard, read_row
 from kimi_eagle.states.shards import ShardWriter
@@ -118,8 +118,14 @@ def test_rows_written_one_after_another_roll_over_into_shards(tmp_path: Path) ->
 class Engine:
     """Hands rows to a writer as the connector does."""
 
-    def __init__(self, spool: Path, shard_bytes: int = 1 << 20, ring_bytes: int = 1 << 16):
-        self.process = WriterProcess(str(spool), CONTRACT, shard_bytes, ring_bytes, 2)
+    def __init__(
+        self,
+        spool: Path,
+        shard_bytes: int = 1 << 20,
+        ring_bytes: int = 1 << 16,
+        processes: int = 1,
+    ):
+        self.writers = Writers(str(spool), CONTRACT, shard_bytes, ring_bytes, processes)
         self.ring = Ring(ring_bytes)
         self.given = 0
         self.back = 0
@@ -130,14 +136,14 @@ class Engine:
             self.collect()
             time.sleep(0.001)
         ids_at = at + aligned(row.numel() * 2)
-        self.process.memory[at : at + row.numel() * 2] = raw(row)
-        self.process.memory[ids_at : ids_at + 4 * len(row)] = raw(ids_of(len(row)))
+        self.writers.memory[at : at + row.numel() * 2] = raw(row)
+        self.writers.memory[ids_at : ids_at + 4 * len(row)] = raw(ids_of(len(row)))
         digest = blake3(raw(ids_of(len(row)))).hexdigest()
-        self.process.hand_over([(key, folder, ids or digest, len(row), at, ids_at)])
+        self.writers.hand_over([(key, folder, ids or digest, len(row), at, ids_at)])
         self.given += 1
 
     def collect(self) -> None:
-        for _ in range(self.process.done()):
+        for _ in range(self.writers.let_go()):
             self.ring.give_back()
             self.back += 1
 
@@ -156,9 +162,12 @@ def of(lines: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
     return [line for line in lines if what in line]
 
 
-def test_rows_go_through_a_ring_that_is_smaller_than_they_are(tmp_path: Path) -> None:
-    """More bytes than the ring has, several shards, every row as it was, in order."""
-    engine = Engine(tmp_path, shard_bytes=200 * WIDTH, ring_bytes=1 << 14)
+@pytest.mark.parametrize("processes", [1, 3])
+def test_rows_go_through_a_ring_that_is_smaller_than_they_are(
+    tmp_path: Path, processes: int
+) -> None:
+    """More bytes than the ring has, several shards, every row as it was; in order from one."""
+    engine = Engine(tmp_path, 200 * WIDTH, 1 << 14, processes)
     rows = {secrets.token_hex(32): states(7 + number % 5, number) for number in range(100)}
     for key, row in rows.items():
         engine.hand_over(key, row)
@@ -169,8 +178,10 @@ def test_rows_go_through_a_ring_that_is_smaller_than_they_are(tmp_path: Path) ->
     lines += lines_until(spool, lambda found: len(of(lines + found, "closed")) == len(used))
     engine.collect()
     assert engine.back == 100
-    engine.process.end()
-    assert [line["row"] for line in of(lines, "row")] == list(rows)
+    engine.writers.end()
+    written = [line["row"] for line in of(lines, "row")]
+    assert written == list(rows) if processes == 1 else set(written) == set(rows)
+    assert len(list(tmp_path.glob("journal-*"))) == processes
     assert {line["closed"] for line in of(lines, "closed")} == used
     assert len(used) > 3
     for line in of(lines, "row"):
@@ -194,7 +205,7 @@ def test_states_that_must_not_be_stored_are_refused_and_the_others_kept(tmp_path
     engine.hand_over("9" * 64, states(4), "../elsewhere")
     engine.hand_over("8" * 64, states(4), ids=blake3(b"others").hexdigest())
     lines = lines_until(Spool(tmp_path), lambda found: len(of(found, "refused")) == 6)
-    engine.process.end()
+    engine.writers.end()
     assert [line["row"] for line in of(lines, "row")] == [f"{0:064x}"]
     assert [line["reason"] for line in of(lines, "refused")] == [
         "all-zero",
@@ -213,8 +224,8 @@ def test_what_a_killed_writer_left_is_closed_with_the_rows_that_are_whole(tmp_pa
         engine.hand_over(f"{number:064x}", states(4, number))
     spool = Spool(tmp_path)
     lines = lines_until(spool, lambda found: len(of(found, "row")) == 3)
-    engine.process._process.kill()
-    engine.process._process.wait()
+    engine.writers._writers[0]._process.kill()
+    engine.writers._writers[0]._process.wait()
     (partial,) = tmp_path.glob("*.partial")
     with partial.open("r+b") as file:  # the last row did not reach the disk
         file.truncate(4096 + 9 * WIDTH)
@@ -229,8 +240,8 @@ def test_what_a_killed_writer_left_is_closed_with_the_rows_that_are_whole(tmp_pa
 
 def test_an_engine_whose_writer_has_ended_is_told_so(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
-    engine.process._process.kill()
-    engine.process._process.wait()
+    engine.writers._writers[0]._process.kill()
+    engine.writers._writers[0]._process.wait()
     with pytest.raises(RuntimeError, match="has ended"):
         engine.hand_over("a" * 64, states(4))
-    engine.process.end()
+    engine.writers.end()

@@ -6,7 +6,7 @@
 
 vLLM's `extract_hidden_states` keeps the states of a request in blocks of a cache of its own. When
 requests have ended, their states are gathered in one go, copied into a ring of memory that is
-shared with a writer process (`engines.states_writer`), and their blocks are given back. On a GPU
+shared with writer processes (`engines.states_writer`), and their blocks are given back. On a GPU
 nothing here waits for it: the copy runs on a stream of its own, from and to pinned memory. When
 the ring is full, blocks are kept until the writer has caught up: a slow disk slows the engine, and
 memory stays bounded.
@@ -29,7 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_c
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 from kimi_eagle.engines.ring import Ring, aligned
-from kimi_eagle.engines.writer_process import WriterProcess
+from kimi_eagle.engines.writer_process import Writers
 from kimi_eagle.states.contract import BF16, LayerContract
 
 RING_BYTES = 1 << 30
@@ -82,7 +82,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
             raise ValueError("StatesConnector: kv_connector_extra_config lacks `spool`, a folder")
         self._shard_bytes = int(extra("shard_bytes", 512 << 20))
         self._ring_bytes = int(extra("ring_bytes", RING_BYTES))
-        self._threads = int(extra("threads", 0))
+        self._processes = int(extra("writers", 0))
         spec = vllm_config.speculative_config.draft_model_config.hf_config
         self._contract = LayerContract(
             layers=tuple(spec.eagle_aux_hidden_state_layer_ids),
@@ -93,8 +93,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         self._ended: list[Save] = []  # the scheduler's
         self._waiting: deque[Save] = deque()  # the rest is the worker's
         self._copying: deque[_Group] = deque()
-        self._sent: deque[int] = deque()  # rows of each region that the writer has not let go of
-        self._writer: WriterProcess | None = None
+        self._writers: Writers | None = None
         self._ring = Ring(self._ring_bytes)
 
     # Of the scheduler
@@ -135,10 +134,10 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         self._blocks_of_cache = _by_block(self._kv_cache)
         self._block_bytes = self._block_size * self._contract.engine_bytes_per_token
         cuda = self._kv_cache.device.type == "cuda"
-        self._writer = WriterProcess(
-            self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._threads
+        self._writers = Writers(
+            self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._processes
         )
-        self._memory = torch.frombuffer(self._writer.memory, dtype=torch.uint8)
+        self._memory = torch.frombuffer(self._writers.memory, dtype=torch.uint8)
         if cuda:
             address, size = self._memory.data_ptr(), self._memory.numel()
             code = torch.cuda.cudart().cudaHostRegister(address, size, 0)
@@ -146,17 +145,14 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
                 raise RuntimeError(f"the ring cannot be pinned: cudaHostRegister gave {code}")
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, None]:
-        if self._writer is None:
+        if self._writers is None:
             return None, None
         if self.has_connector_metadata():
             metadata = self._get_connector_metadata()
             if isinstance(metadata, Saves):
                 self._waiting.extend(metadata.saves)
-        for _ in range(self._writer.done()):
-            self._sent[0] -= 1
-            if self._sent[0] == 0:
-                self._sent.popleft()
-                self._ring.give_back()
+        for _ in range(self._writers.let_go()):
+            self._ring.give_back()
         while (group := self._next_group()) is not None:
             self._copy(group)
         done: set[str] = set()
@@ -167,8 +163,8 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         return done or None, None
 
     def shutdown(self) -> None:
-        if self._writer is not None:
-            self._writer.end()
+        if self._writers is not None:
+            self._writers.end()
 
     def _next_group(self) -> _Group | None:
         """As many of the waiting as the ring has room for."""
@@ -186,7 +182,6 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
             return None
         at = self._ring.take(self._size(blocks, tokens))
         assert at is not None, "there was room"
-        self._sent.append(len(saves))
         listed = self._memory[at : at + 8 * blocks].view(torch.int64)
         listed.copy_(torch.tensor([block for save in saves for block in save.blocks]))
         states_at = at + aligned(8 * blocks)
@@ -222,14 +217,14 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         return group.event is None or bool(group.event.query())
 
     def _hand_over(self, group: _Group) -> None:
-        assert self._writer is not None
+        assert self._writers is not None
         states_at, ids_at, rows = group.states_at, group.ids_at, []
         for save in group.saves:
             count = len(save.token_ids)
             rows.append((save.key, save.folder, save.ids_digest, count, states_at, ids_at))
             states_at += self._block_bytes * len(save.blocks)
             ids_at += 4 * count
-        self._writer.hand_over(rows)
+        self._writers.hand_over(rows)
 
     def _size(self, blocks: int, tokens: int) -> int:
         """Bytes of the ring for a group: its blocks' numbers, their states, the token ids."""

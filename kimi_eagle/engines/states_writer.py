@@ -179,11 +179,9 @@ class Writer:
 
     def _close_asked(self) -> None:
         for folder in self._folders.values():
-            if (folder.path / CLOSE).exists():
-                if folder.open is not None:
-                    folder.journal.say({"closed": folder.open.close()})
-                    folder.open = None
-                (folder.path / CLOSE).unlink(missing_ok=True)
+            if folder.open is not None and (folder.path / CLOSE).exists():
+                folder.journal.say({"closed": folder.open.close()})
+                folder.open = None
 
     def fail(self, text: str) -> None:
         for folder in self._folders.values():

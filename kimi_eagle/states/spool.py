@@ -10,8 +10,9 @@ JSON object a line, in this order for each row: its states are filled, then its 
     {"closed": name}                                      a shard that is whole
     {"failed": text}                                      the writer cannot go on
 
-A file `close` asks the writers to close what they have open; `proved` says that the rows were
-proven to be the verifier's, so that what is left after a kill may be kept. Pure but for the folder.
+A file `close` asks the writers to close what they have open, as long as it is there; `proved` says
+that the rows were proven to be the verifier's, so that what is left after a kill may be kept. Pure
+but for the folder.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Spool:
     def __init__(self, folder: Path):
         self.folder = folder
         self._read: dict[Path, int] = {}
+        (folder / CLOSE).unlink(missing_ok=True)  # of one that was killed
 
     def new(self) -> Iterator[dict[str, Any]]:
         """The lines of all journals that were written since it last looked."""
