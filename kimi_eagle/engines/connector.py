@@ -34,8 +34,10 @@ from kimi_eagle.states.contract import BF16, LayerContract
 
 RING_BYTES = 1 << 30
 
-# Rows of one message to the writer: it must fit into a socket's buffer.
+# Rows of one message to a writer: it must fit into a socket's buffer.
 _GROUP = 256
+# Groups that the ring has room for: while some are written by a writer each, others are copied.
+_GROUPS = 16
 
 
 @dataclass
@@ -167,12 +169,13 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
             self._writers.end()
 
     def _next_group(self) -> _Group | None:
-        """As many of the waiting as the ring has room for."""
+        """As many of the waiting as the ring has room for, and at most its share of it, but one."""
         room, saves = self._ring.room(), list[Save]()
         tokens = blocks = 0
         while self._waiting and len(saves) < _GROUP:
             first = self._waiting[0]
-            if self._size(blocks + len(first.blocks), tokens + len(first.token_ids)) > room:
+            size = self._size(blocks + len(first.blocks), tokens + len(first.token_ids))
+            if size > room or (saves and size > self._ring.size // _GROUPS):
                 break
             saves.append(self._waiting.popleft())
             blocks, tokens = blocks + len(first.blocks), tokens + len(first.token_ids)
