@@ -2,6 +2,7 @@
 
     python benchmarks/train.py           # the demo's rows, on a CPU
     python benchmarks/train.py --real    # Kimi-K2.5's dimensions, made-up rows, on one GPU
+    python benchmarks/train.py --seeds 3 # how well what either trains fits rows it has not seen
 
 Each side is a process of its own (`train_side.py`), warms up, and is timed over whole steps with
 one wait for the device before and one after; on a CPU time is that of the processor. Tokens are
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +50,8 @@ class Setup:
     compiled: bool = True
     attention: str = "auto"
     their_loss: str = "eager"
+    lr: float = 1e-4
+    seeds: int = 0
 
     @property
     def total(self) -> int:
@@ -64,6 +68,9 @@ def main() -> int:
         path.write_text(json.dumps(asdict(setup)), "utf-8")
         _run(["make", str(path)])
         figures.emit("train_data_made", time.perf_counter() - started, "s")
+        if options.seeds:
+            _emit_losses(figures, setup, _run(["losses", str(path)]))
+            return 0
         found = {}
         for side in options.sides.split(","):
             started = time.perf_counter()
@@ -104,6 +111,15 @@ def _emit(figures: Figures, setup: Setup, optimizer: str, found: dict[str, Any])
             figures.emit(f"train_mfu_{side}", share, "of 989.5 TFLOP/s", **where)
 
 
+def _emit_losses(figures: Figures, setup: Setup, found: Any) -> None:
+    ours, theirs = found["ours"], found["theirs"]
+    middle, beside = statistics.mean(ours), statistics.mean(theirs)
+    where = {"optimizer": setup.optimizers[0], "steps": setup.steps, "lr": setup.lr}
+    figures.emit(
+        "train_validation_loss", middle, "nats", beside, **where, seeds=ours, their_seeds=theirs
+    )
+
+
 def _run(arguments: list[str]) -> Any:
     """Run one part in a process of its own; what it prints last is its answer."""
     command = [sys.executable, str(SIDE), *arguments]
@@ -121,9 +137,12 @@ def _run(arguments: list[str]) -> Any:
 
 def _demo(options: argparse.Namespace, folder: str) -> Setup:
     optimizers = tuple((options.optimizers or "adamw").split(","))
-    return Setup(
+    setup = Setup(
         folder, 0, 1024, 512, False, optimizers, 3, options.steps or 20, 3, 0, compiled=False
     )
+    if not options.seeds:
+        return setup
+    return replace(setup, seeds=options.seeds, lr=2e-3, steps=options.steps or 120)
 
 
 def _real(options: argparse.Namespace, folder: str) -> Setup:
@@ -149,7 +168,8 @@ def _real(options: argparse.Namespace, folder: str) -> Setup:
 def _options() -> argparse.Namespace:
     found = parser(__doc__.splitlines()[0])
     found.add_argument("--real", action="store_true", help="Kimi-K2.5's dimensions, on a GPU")
-    found.add_argument("--steps", type=int, help="steps that are timed")
+    found.add_argument("--steps", type=int, help="steps that are timed, or taken with --seeds")
+    found.add_argument("--seeds", type=int, help="compare losses after training with so many seeds")
     found.add_argument("--optimizers", help="adamw, muon, or both with a comma")
     found.add_argument("--sides", default="ours,theirs")
     found.add_argument("--attention", default="auto", help="ours: flex, sdpa or eager")

@@ -20,7 +20,7 @@ from train import Setup
 from kimi_eagle.draft.batches import Loader, Source, item_of
 from kimi_eagle.draft.trainer import Data
 from kimi_eagle.draft.vocab import VocabMap, load_map
-from kimi_eagle.rows.table import TRAIN, load_rows, save_rows
+from kimi_eagle.rows.table import TRAIN, VALIDATE, load_rows, save_rows
 from kimi_eagle.stages.train.spec import TrainParams
 from kimi_eagle.states.index import Place, StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, read_rows, shard_path
@@ -100,6 +100,7 @@ class Material:
         self.facts = read_facts(json.loads((self.head / "config.json").read_text("utf-8")))
         self.numbers = [int(number) for number in paths["numbers"]]
         self.places = [Place(*item) for item in paths["places"]]
+        self.held_out_at = [(number, Place(*item)) for number, item in paths["held_out"]]
         self.vocab = (
             every_fifth(setup.draft_vocab) if setup.real else load_map(Path(paths["vocab"]))
         )
@@ -111,7 +112,7 @@ class Material:
             "states": "states",
             "vocab": "vocab",
             "epochs": 1 if setup.real else 50,
-            "lr": 1e-4,
+            "lr": setup.lr,
             "optimizer": optimizer,
             "batch_tokens": setup.batch_tokens,
             "attention": setup.attention,
@@ -122,10 +123,14 @@ class Material:
         return TrainParams.model_validate(document, strict=False)
 
     def data(self, setup: Setup, params: TrainParams) -> Data:
-        sources = [
-            Source(number, f"{at:064x}", place)
-            for at, (number, place) in enumerate(zip(self.numbers, self.places, strict=True))
-        ]
+        return self._data(list(zip(self.numbers, self.places, strict=True)), params)
+
+    def held_out(self, setup: Setup, params: TrainParams) -> Data:
+        """Of the demo: the rows that are not trained on."""
+        return self._data(self.held_out_at, params)
+
+    def _data(self, placed: list[tuple[int, Place]], params: TrainParams) -> Data:
+        sources = [Source(number, f"{at:064x}", place) for at, (number, place) in enumerate(placed)]
         items = [
             item_of(s, self.rows.mask(s.row), params.ttt_steps, params.batch_tokens)
             for s in sources
@@ -185,6 +190,7 @@ def make_demo(setup: Setup, folder: Path) -> None:
         numbers,
         [places[listed[number].key] for number in numbers],
         at["vocab"],
+        [(number, places[listed[number].key]) for number in rows.indices(VALIDATE)],
     )
 
 
@@ -234,6 +240,7 @@ def make_real(setup: Setup, folder: Path) -> None:
         numbers,
         [places[number] for number in numbers],
         None,
+        [],
     )
 
 
@@ -246,6 +253,7 @@ def write_paths(
     numbers: list[int],
     places: list[Place],
     vocab: Path | None,
+    held_out: list[tuple[int, Place]],
 ) -> None:
     document = {
         "root": str(root),
@@ -253,10 +261,15 @@ def write_paths(
         "rows": str(rows),
         "layers": layers,
         "numbers": numbers,
-        "places": [[p.shard, p.start, p.tokens, p.digest] for p in places],
+        "places": [_listed(place) for place in places],
+        "held_out": [(number, _listed(place)) for number, place in held_out],
         "vocab": str(vocab),
     }
     (folder / "paths.json").write_text(json.dumps(document), "utf-8")
+
+
+def _listed(place: Place) -> list[Any]:
+    return [place.shard, place.start, place.tokens, place.digest]
 
 
 def make_theirs(setup: Setup, folder: Path) -> None:

@@ -47,8 +47,8 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def new_model(material: Material, params: TrainParams) -> Any:
-    torch.manual_seed(0)
+def new_model(material: Material, params: TrainParams, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
     return build(params, material.facts, material.vocab, material.head, material.layers)
 
 
@@ -134,109 +134,128 @@ def first_rows(items: Any, size: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def theirs(setup: Setup) -> dict[str, Any]:
-    from speculators.models.eagle3 import Eagle3DraftModel
-    from speculators.models.eagle3.data import shift_batch
-    from speculators.train import trainer as upstream
-    from speculators.train.data import ArrowDataset
-    from speculators.train.dataloader import _setup_dataloader
-    from transformers import LlamaConfig
+class Theirs:
+    """speculators' model, data and trainer, for the rows of ours."""
 
-    from kimi_eagle.draft.architecture import decoder_config
+    def __init__(self, setup: Setup, material: Material):
+        from speculators.models.eagle3 import Eagle3DraftModel
+        from speculators.models.eagle3.data import shift_batch
+        from speculators.train import trainer as upstream
+        from speculators.train.data import ArrowDataset
+        from speculators.train.dataloader import _setup_dataloader
 
-    material = Material(setup)
-    on_gpu = DEVICE.type == "cuda"
-    if not on_gpu:
-        upstream._StepTimer = cpu_timer(upstream)
+        self.setup, self.material, self.upstream = setup, material, upstream
+        self.params = material.params(setup, setup.optimizers[0])
+        if DEVICE.type != "cuda":
+            upstream._StepTimer = cpu_timer(upstream)
+        self.dataset = ArrowDataset(
+            max_len=setup.batch_tokens,
+            datapath=str(material.folder / "theirs"),
+            vllm_endpoint="http://127.0.0.1:1/v1",
+            on_missing="raise",
+            train_ratio=1.0,
+        )
+        self.loader = _setup_dataloader(
+            self.dataset,
+            setup.batch_tokens,
+            material.facts.hidden_size,
+            num_workers=setup.workers,
+            num_target_layers=len(material.layers),
+            preprocess=shift_batch,
+        )
+        self.kwargs, _ = Eagle3DraftModel.get_trainer_kwargs(
+            ttt_steps=self.params.ttt_steps,
+            ttt_step_loss_decay=1.0,
+            loss_fn="kl_div",
+            loss_implementation=setup.their_loss if DEVICE.type == "cuda" else "eager",
+        )
 
-    class Timed(upstream.Trainer):
-        marks: list[tuple[float, int]]
-        profiles: list[dict[str, float]]
+    def new_model(self, seed: int = 0) -> Any:
+        from speculators.models.eagle3 import Eagle3DraftModel
+        from transformers import LlamaConfig
 
-        def setup_trainer(self) -> None:
-            if not on_gpu:
-                self.local_rank, self.device_type = "cpu", "cpu"
-            super().setup_trainer()
+        from kimi_eagle.draft.architecture import decoder_config
 
-        def maybe_save_checkpoint(self, *_: Any, **__: Any) -> None:
-            """Nothing is saved while it is timed."""
+        material = self.material
+        torch.manual_seed(seed)
+        decoder = decoder_config(self.params.draft, material.facts)
+        decoder.pop("model_type")
+        model = Eagle3DraftModel.from_training_args(
+            LlamaConfig(**decoder),
+            t2d=material.vocab.t2d,
+            d2t=material.vocab.d2t,
+            draft_vocab_size=material.vocab.draft_size,
+            norm_before_residual=False,
+            target_layer_ids=material.layers,
+            ttt_steps=self.params.ttt_steps,
+            verifier_name_or_path=str(material.head),
+            draft_attn_impl="simple_flex_attention" if DEVICE.type == "cuda" else "sdpa",
+        )
+        return model.to(DEVICE)
 
-        def _schedulers_step(self) -> None:
-            super()._schedulers_step()
-            done = self.global_step + 1
-            if done in (setup.warm_up, setup.warm_up + setup.steps):
-                wait()
-                self.marks.append((moment(), done))
-            if done == setup.warm_up + setup.steps:
-                self.config = self.config._replace(log_freq=1)
-            if done > setup.total:
-                raise Enough
+    def trainer(self, model: Any, optimizer: str, stop: Any) -> Any:
+        """Their trainer, which calls `stop(trainer, steps done)` after each step."""
 
-    dataset = ArrowDataset(
-        max_len=setup.batch_tokens,
-        datapath=str(material.folder / "theirs"),
-        vllm_endpoint="http://127.0.0.1:1/v1",
-        on_missing="raise",
-        train_ratio=1.0,
-    )
-    params = material.params(setup, setup.optimizers[0])
-    torch.manual_seed(0)
-    decoder = decoder_config(params.draft, material.facts)
-    decoder.pop("model_type")
-    model = Eagle3DraftModel.from_training_args(
-        LlamaConfig(**decoder),
-        t2d=material.vocab.t2d,
-        d2t=material.vocab.d2t,
-        draft_vocab_size=material.vocab.draft_size,
-        norm_before_residual=False,
-        target_layer_ids=material.layers,
-        ttt_steps=params.ttt_steps,
-        verifier_name_or_path=str(material.head),
-        draft_attn_impl="simple_flex_attention" if on_gpu else "sdpa",
-    )
-    model.to(DEVICE)
-    loader = _setup_dataloader(
-        dataset,
-        setup.batch_tokens,
-        material.facts.hidden_size,
-        num_workers=setup.workers,
-        num_target_layers=len(material.layers),
-        preprocess=shift_batch,
-    )
-    kwargs, _ = Eagle3DraftModel.get_trainer_kwargs(
-        ttt_steps=params.ttt_steps,
-        ttt_step_loss_decay=1.0,
-        loss_fn="kl_div",
-        loss_implementation=setup.their_loss if on_gpu else "eager",
-    )
-    batch = collated(material, setup, loader.collate_fn, dataset)
-    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-        _, loss, _ = model(**batch, **kwargs)
-    first = float(loss.detach())
-    del loss, batch
-    found = {}
-    for optimizer in setup.optimizers:
-        config = upstream.TrainerConfig(
-            lr=params.lr,
-            num_epochs=params.epochs,
-            save_path=str(material.folder / "unused"),
-            train_call_kwargs=kwargs,
-            val_call_kwargs=kwargs,
+        class Told(self.upstream.Trainer):
+            def setup_trainer(self) -> None:
+                if DEVICE.type != "cuda":
+                    self.local_rank, self.device_type = "cpu", "cpu"
+                super().setup_trainer()
+
+            def maybe_save_checkpoint(self, *_: Any, **__: Any) -> None:
+                """Nothing is saved while it is timed."""
+
+            def _schedulers_step(self) -> None:
+                super()._schedulers_step()
+                stop(self, self.global_step + 1)
+
+        config = self.upstream.TrainerConfig(
+            lr=self.params.lr,
+            num_epochs=self.params.epochs,
+            save_path=str(self.material.folder / "unused"),
+            train_call_kwargs=self.kwargs,
+            val_call_kwargs=self.kwargs,
             optimizer=optimizer,
             scheduler_type="none",
             log_freq=10**9,
         )
-        trainer = Timed(model, config, loader)
-        trainer.marks, trainer.profiles = [], []
-        keep = MetricHandler(trainer.profiles)
+        return Told(model, config, self.loader)
+
+
+def theirs(setup: Setup) -> dict[str, Any]:
+    material = Material(setup)
+    side = Theirs(setup, material)
+    upstream, on_gpu = side.upstream, DEVICE.type == "cuda"
+    model = side.new_model()
+    batch = collated(material, setup, side.loader.collate_fn, side.dataset)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        _, loss, _ = model(**batch, **side.kwargs)
+    first = float(loss.detach())
+    del loss, batch
+    found = {}
+    for optimizer in setup.optimizers:
+        marks: list[float] = []
+
+        def timed(trainer: Any, done: int, marks: list[float] = marks) -> None:
+            if done in (setup.warm_up, setup.warm_up + setup.steps):
+                wait()
+                marks.append(moment())
+            if done == setup.warm_up + setup.steps:
+                trainer.config = trainer.config._replace(log_freq=1)
+            if done > setup.total:
+                raise Enough
+
+        trainer = side.trainer(model, optimizer, timed)
+        profiles: list[dict[str, float]] = []
+        keep = MetricHandler(profiles)
         upstream.metric_logger.addHandler(keep)
         upstream.metric_logger.setLevel("INFO")
         torch.cuda.reset_peak_memory_stats() if on_gpu else None
         with contextlib.suppress(Enough):
             trainer.run_training()
         upstream.metric_logger.removeHandler(keep)
-        (t0, _), (t1, _) = trainer.marks
-        profiled = trainer.profiles[1:]
+        t0, t1 = marks
+        profiled = profiles[1:]
         names = {
             "fetch": "fetch_ms",
             "forward": "fwd_ms",
@@ -244,16 +263,62 @@ def theirs(setup: Setup) -> dict[str, Any]:
             "optimizer": "opt_ms",
         }
         found[optimizer] = {
-            "tokens_per_second": timed_tokens(loader, setup) / (t1 - t0),
+            "tokens_per_second": timed_tokens(side.loader, setup) / (t1 - t0),
             "step_ms": (t1 - t0) * 1000 / setup.steps,
             "phases": {
                 name: sum(p[key] for p in profiled) / len(profiled) for name, key in names.items()
             },
             "peak_bytes": peak(),
-            "flops_per_token": flops_per_token(model, params),
+            "flops_per_token": flops_per_token(model, side.params),
             "first_loss": first,
         }
         del trainer
+    return found
+
+
+def losses(setup: Setup) -> dict[str, list[float]]:
+    """Of drafts that either side trained, from the same weights: the loss over the same rows, which
+    neither was trained on, as our trainer computes it. One a seed."""
+    material = Material(setup)
+    params = material.params(setup, setup.optimizers[0])
+    data, held_out = material.data(setup, params), material.held_out(setup, params)
+    compute_options = ("eager" if DEVICE.type == "cpu" else "sdpa",)
+    side = Theirs(setup, material)
+    found: dict[str, list[float]] = {"ours": [], "theirs": []}
+
+    def validated(model: Any, seed: int, steps: int) -> float:
+        freeze_as(model, torch.bfloat16)
+        compute = compute_of(model, params, *compute_options, compiled=False)
+        mine = params.model_copy(update={"seed": seed})
+        trainer = Trainer(
+            model,
+            mine,
+            data,
+            held_out,
+            compute=compute,
+            device=DEVICE,
+            report=lambda *_: None,
+            stopping=lambda: trainer.steps_run >= steps,
+        )
+        if steps:
+            with contextlib.suppress(Stopped):
+                trainer.run()
+        values = trainer._validation()
+        assert values is not None, "rows were held out"
+        return values["loss"]
+
+    def stop(_: Any, done: int) -> None:
+        if done > setup.steps:
+            raise Enough
+
+    for seed in range(setup.seeds):
+        model = new_model(material, params, seed).to(DEVICE)
+        found["ours"].append(validated(model, seed, setup.steps))
+        model = side.new_model(seed)
+        torch.manual_seed(seed)
+        with contextlib.suppress(Enough):
+            side.trainer(model, setup.optimizers[0], stop).run_training()
+        found["theirs"].append(validated(model, seed, 0))
     return found
 
 
@@ -310,7 +375,7 @@ def main() -> int:
     document = json.loads(Path(path).read_text("utf-8"))
     setup = Setup(**{**document, "optimizers": tuple(document["optimizers"])})
     os.environ.setdefault("TQDM_DISABLE", "1")
-    found = {"make": make, "ours": ours, "theirs": theirs}[part](setup)
+    found = {"make": make, "ours": ours, "theirs": theirs, "losses": losses}[part](setup)
     print()
     print(json.dumps(found))
     return 0
