@@ -64,7 +64,7 @@ $(SMOLLM2): | $(INSTALLED)
 smollm2: $(SMOLLM2)
 	mkdir -p data/smollm2
 	cp $(MATERIAL)/chat/llamafactory_demo/alpaca_en_demo.json data/smollm2/chats.json
-	cp $(MATERIAL)/eval/mt_bench/question.jsonl data/smollm2/mt_bench.jsonl
+	cp $(MATERIAL)/eval/spec_bench/question.jsonl data/smollm2/spec_bench.jsonl
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2-cpu.yaml
 
 # What the package ships of the demo, made again from its seed (about 25 minutes on one core).

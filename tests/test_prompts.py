@@ -51,6 +51,15 @@ def test_categories_are_read_as_they_are_published() -> None:
     assert read_prompt({"prompt": "q", "category": 3}, "x").category is None
 
 
+def test_a_limit_is_of_each_category_where_each_is_a_set(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    lines = [{"category": name, "turns": [f"{name}{number}"]} for name in "ab" for number in "123"]
+    path.write_text("\n".join(json.dumps(line) for line in lines), "utf-8")
+    asked = [one.messages[0]["content"] for one in read_prompts(path, 2, by_category=True)]
+    assert asked == ["a1", "a2", "b1", "b2"]
+    assert [one.messages[0]["content"] for one in read_prompts(path, 2)] == ["a1", "a2"]
+
+
 def test_turns_can_be_limited(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"turns": ["q", "q2", "q3"]}))

@@ -6,6 +6,7 @@ HumanEval task, asked as it stands); `question` (GSM8K, whose `answer` is not lo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,23 +33,30 @@ class Asked:
     category: str | None = None
 
 
-def read_prompts(path: Path, limit: int | None, turns: int | None = None) -> list[Asked]:
+def read_prompts(
+    path: Path, limit: int | None, turns: int | None = None, *, by_category: bool = False
+) -> list[Asked]:
     """The conversations of a file, in order.
 
-    Args: `limit`: at most this many; `turns`: at most this many questions of each.
+    Args: `limit`: at most this many, with `by_category` of each category; `turns`: at most this
+        many questions of each.
 
     Raises:
         BadPrompt: a line that is none of the forms, or no prompt at all.
     """
     found: list[Asked] = []
+    counts: Counter[str | None] = Counter()
     try:
         for record in read_records(path):
-            if limit is not None and len(found) >= limit:
+            if limit is not None and not by_category and len(found) >= limit:
                 break
             where = f"{path}:{record.number}"
             if record.error is not None:
                 raise BadPrompt(f"{where}: {record.error}")
             one = read_prompt(record.value, where)
+            counts[one.category] += 1
+            if limit is not None and by_category and counts[one.category] > limit:
+                continue
             found.append(replace(one, later=one.later[: None if turns is None else turns - 1]))
     except BadRecord as error:
         raise BadPrompt(str(error)) from None

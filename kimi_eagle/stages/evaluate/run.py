@@ -75,7 +75,9 @@ def _conversations(context: Context) -> list[dict[str, Any]]:
     for name, given in sorted(params.named_sets.items()):
         role = "prompts" if params.prompts is not None else f"sets.{name}"
         try:
-            asked = read_prompts(context.path(role), given.limit, given.turns)
+            asked = read_prompts(
+                context.path(role), given.limit, given.turns, by_category=given.by_category
+            )
         except (BadPrompt, ValueError) as error:
             raise StageFailed(str(error)) from None
         for number, one in enumerate(asked):

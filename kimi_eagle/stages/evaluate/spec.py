@@ -33,7 +33,7 @@ class Prompts(Model):
     """Lines with `messages`, `turns` (MT-Bench, Spec-Bench), `prompt` (HumanEval) or `question`
     (GSM8K), as they are published."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """At most this many prompts, from the start."""
+    """At most this many prompts of each set, from the start."""
     turns: Positive | None = None
     """At most this many turns of each; every turn is asked after the verifier's own answers."""
     by_category: bool = False
@@ -110,7 +110,7 @@ class Evaluate(StageKind):
     summary = "serve the draft in vLLM with and without it, and simulate it from stored states"
     params: ClassVar[type[StageParams]] = EvaluateParams
     output = "evaluation"
-    code_version = 2
+    code_version = 3
     determinism = Determinism("bitwise-like-hardware")
     inherits: ClassVar[Mapping[str, tuple[str, ...]]] = {"rows": ("states", "rows")}
 
