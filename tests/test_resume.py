@@ -194,3 +194,24 @@ def test_two_processes_take_the_steps_of_one(extracted: Project, tmp_path: Path)
         for name, value in values.items():
             assert two[step][name] == pytest.approx(value, rel=1e-4, abs=1e-5), (step, name)
     assert shared["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-4)
+
+
+def test_another_number_of_processes_goes_on(extracted: Project, tmp_path: Path) -> None:
+    """Each process holds its share of the optimizer's state; what is saved is whole."""
+
+    def trained(project: Project, devices: int, epochs: int) -> dict[str, Any]:
+        more = f", accumulate: 2, precision: fp32, optimizer: muon, devices: {devices}"
+        project.write(manifest(epochs=epochs, scheduler="constant", more=more))
+        answer = project.submit()
+        assert answer.code == 0, answer.err
+        return metrics_of(answer)
+
+    whole = trained(extracted.copy(tmp_path / "whole"), 1, 3)
+    project = extracted.copy(tmp_path / "changed")
+    before = trained(project, 2, 1)
+    for devices, epochs in ((1, 2), (2, 3)):
+        found = trained(project, devices, epochs)
+        assert found["resumed_from_step"] == before["steps"]
+        assert found["devices"] == devices
+        before = found
+    assert found["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,16 @@ _ADAMW_NAMES = ("embed_tokens", "lm_head")
 class Optimizer:
     """The optimizers of a draft, as one."""
 
-    def __init__(self, parameters: Mapping[str, Any], params: Any, *, compiled: bool):
-        """Args: `params`: of the train stage."""
-        self._params = params
+    def __init__(
+        self, parameters: Mapping[str, Any], params: Any, *, compiled: bool, others: Container[str]
+    ):
+        """
+        Args:
+            params: of the train stage.
+            others: names of parameters that another process steps.
+        """
+        self._others = [name for name in parameters if name in others]
+        parameters = {name: p for name, p in parameters.items() if name not in others}
         self._names = {id(item): name for name, item in parameters.items()}
         matrices = {n: p for n, p in parameters.items() if _is_matrix(n, p)}
         rest = dict(parameters)
@@ -65,7 +72,7 @@ class Optimizer:
         Raises:
             ValueError: it is of other parameters.
         """
-        left = dict(state)
+        left = {name: v for name, v in state.items() if name.rpartition("/")[0] not in self._others}
         for part, _ in self._parts:
             for group in part.param_groups:
                 for parameter in group["params"]:
@@ -80,6 +87,21 @@ class Optimizer:
                     }
         if left:
             raise ValueError(f"the optimizer has no use for {', '.join(sorted(left)[:3])}")
+
+
+def owners(parameters: Mapping[str, Any], params: Any, processes: int) -> dict[str, int]:
+    """Which process steps a parameter, so that each has about as much to do."""
+    work = {name: item.numel() for name, item in parameters.items()}
+    if params.optimizer == "muon":
+        for name, item in parameters.items():
+            # Of a product with the smaller side; what is no matrix costs next to nothing.
+            work[name] *= min(item.shape) if _is_matrix(name, item) else 1
+    busy = [0] * processes
+    found = {}
+    for name in sorted(work, key=lambda name: (-work[name], name)):
+        found[name] = busy.index(min(busy))
+        busy[found[name]] += work[name]
+    return found
 
 
 def _is_matrix(name: str, parameter: Any) -> bool:
@@ -99,12 +121,25 @@ def norm(x: Any) -> Any:
     )
 
 
-def clip(parameters: Mapping[str, Any], most: float | None) -> Any:
+def clip(
+    parameters: Mapping[str, Any],
+    most: float | None,
+    add_up: Callable[[Sequence[Any]], None] = lambda _: None,
+) -> Any:
     """Scale all gradients down to a norm of at most `most` together; returns the norm it was,
-    on the device (as `torch.nn.utils.clip_grad_norm_`)."""
+    on the device (as `torch.nn.utils.clip_grad_norm_`).
+
+    Args: `add_up`: adds tensors up over processes, each of which has some of the gradients.
+    """
     gradients = [item.grad for item in parameters.values() if item.grad is not None]
-    found = torch.linalg.vector_norm(torch.stack([norm(item) for item in gradients]))
+    nothing = torch.zeros((), device=next(iter(parameters.values())).device)
+    norms = torch.stack(
+        [nothing if item.grad is None else norm(item.grad) for item in parameters.values()]
+    )
+    add_up([norms])
+    found = torch.linalg.vector_norm(norms)
     if most is not None:
         scale = (most / (found + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, scale)
+        if gradients:
+            torch._foreach_mul_(gradients, scale)
     return found

@@ -1,8 +1,10 @@
 """Processes that share the batches of a step, one device each. Imports torch.
 
-Every process draws the same weights, takes its part of each step's batches, and adds its gradients
-to the others': since the loss of a batch is divided by the positions of the whole step, the sum is
-the gradient that one process alone would have, up to the order of addition.
+Every process draws the same weights and takes its part of each step's batches. Every parameter has
+an owner, who adds the gradients of all up, holds the state of its optimizer, takes the step, and
+hands the new values out: since the loss of a batch is divided by the positions of the whole step,
+the sum is the gradient that one process alone would have, up to the order of addition. So much is
+sent as if all added all gradients up, and the optimizer's time and memory are shared.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,47 @@ class Group:
         gpu = torch.cuda.is_available()
         if gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if gpu else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def add_up(self, tensors: Sequence[Any]) -> None:
         """Replace each tensor, in place, by its sum over all processes."""
         for work in [self._dist.all_reduce(item, async_op=True) for item in tensors]:
             work.wait()
+
+    def to_owners(self, tensors: Sequence[Any], owners: Sequence[int]) -> None:
+        """Replace each tensor, in place and at its owner alone, by its sum over all processes."""
+        given = zip(tensors, owners, strict=True)
+        for work in [self._dist.reduce(item, owner, async_op=True) for item, owner in given]:
+            work.wait()
+
+    def from_owners(self, tensors: Sequence[Any], owners: Sequence[int]) -> None:
+        """Replace each tensor, in place, by its owner's."""
+        given = zip(tensors, owners, strict=True)
+        for work in [self._dist.broadcast(item, owner, async_op=True) for item, owner in given]:
+            work.wait()
+
+    def gathered(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of all processes, at the first, on the CPU; nothing elsewhere."""
+        own = {name: item.detach().cpu().contiguous() for name, item in tensors.items()}
+        layouts: list[Any] = [None] * self.size
+        layout = [(name, item.shape, item.dtype) for name, item in own.items()]
+        self._dist.all_gather_object(layouts, layout)
+        if self.rank != 0:
+            for item in own.values():
+                self._dist.send(item, 0)
+            return {}
+        for rank in range(1, self.size):
+            for name, shape, dtype in layouts[rank]:
+                own[name] = torch.empty(shape, dtype=dtype)
+                self._dist.recv(own[name], rank)
+        return own
+
+    def agreed(self, said: bool) -> bool:
+        """What the first process says. Waits for no device."""
+        word = torch.tensor([said])
+        self._dist.broadcast(word, 0)
+        return bool(word)
 
     def close(self) -> None:
         self._dist.destroy_process_group()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from kimi_eagle.draft.compute import Compute
 from kimi_eagle.draft.figures import Clock, Figures, Impossible, StepFigures, add, values_of
 from kimi_eagle.draft.losses import Tally
 from kimi_eagle.draft.model import as_served, checkpoint_weights, copy_into, trained
-from kimi_eagle.draft.optimizers import Optimizer, clip
+from kimi_eagle.draft.optimizers import Optimizer, clip, owners
 from kimi_eagle.draft.packing import Item, Step, step, steps_of
 from kimi_eagle.draft.schedule import factor, warmup_of
 from kimi_eagle.draft.snapshot import Progress, Snapshot, restore_generators, write
@@ -38,6 +38,22 @@ class Peers(Protocol):
         """Replace each tensor, in place, by its sum over all processes."""
         ...
 
+    def to_owners(self, tensors: Sequence[Any], owners: Sequence[int]) -> None:
+        """Replace each tensor, in place and at its owner alone, by its sum over all processes."""
+        ...
+
+    def from_owners(self, tensors: Sequence[Any], owners: Sequence[int]) -> None:
+        """Replace each tensor, in place, by its owner's."""
+        ...
+
+    def gathered(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of all processes, at the first; nothing elsewhere."""
+        ...
+
+    def agreed(self, said: bool) -> bool:
+        """What the first process says."""
+        ...
+
 
 class Alone:
     """One process does it all."""
@@ -46,6 +62,18 @@ class Alone:
 
     def add_up(self, tensors: Sequence[Any]) -> None:
         """There is nothing to add."""
+
+    def to_owners(self, tensors: Sequence[Any], owners: Sequence[int]) -> None:
+        """All are its own."""
+
+    def from_owners(self, tensors: Sequence[Any], owners: Sequence[int]) -> None:
+        """All are its own."""
+
+    def gathered(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(tensors)
+
+    def agreed(self, said: bool) -> bool:
+        return said
 
 
 @dataclass(frozen=True)
@@ -100,7 +128,13 @@ class Trainer:
         self._announce = announce
         self._stopping = stopping
         self._parameters = trained(model)
-        self._optimizer = Optimizer(self._parameters, params, compiled=compute.compiled)
+        self._owners = owners(self._parameters, params, self._peers.size)
+        self._optimizer = Optimizer(
+            self._parameters,
+            params,
+            compiled=compute.compiled,
+            others={name for name, rank in self._owners.items() if rank != self._peers.rank},
+        )
         self._progress = Progress()
         self._kept: dict[str, Any] | None = None
         self._saved: int | None = None
@@ -207,9 +241,10 @@ class Trainer:
             tally = add(tally, part)
             tokens += batch.tokens
         tally = self._shared(tally)
-        norm = clip(self._parameters, self._params.clip_grad_norm)
+        norm = clip(self._parameters, self._params.clip_grad_norm, self._peers.add_up)
         rate = self.rate(self._progress.step)
         self._optimizer.step(rate)
+        self._peers.from_owners(*self._owned(lambda item: item.data))
         clock.mark("optimizer")
         self.steps_run += 1
         self.tokens_run += tokens
@@ -225,7 +260,8 @@ class Trainer:
         )
 
     def _shared(self, tally: Tally | None) -> Tally:
-        """Gradients and tally, summed over the processes; one without a batch adds nothing."""
+        """The tally, summed over the processes, as gradients are at their owners; one without a
+        batch adds nothing."""
         peers = self._peers
         if tally is None:
             zeros = torch.zeros(self._params.ttt_steps, device=self._device)
@@ -234,9 +270,17 @@ class Trainer:
             for parameter in self._parameters.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            peers.add_up([item.grad for item in self._parameters.values()])
+            peers.to_owners(*self._owned(lambda item: item.grad))
+            for name, parameter in self._parameters.items():
+                if self._owners[name] != peers.rank:
+                    parameter.grad = None
             peers.add_up([tally.loss, tally.correct, tally.chained])
         return tally
+
+    def _owned(self, part: Callable[[Any], Any]) -> tuple[list[Any], list[int]]:
+        """A part of every parameter, and the process that it belongs to."""
+        found = [(part(item), self._owners[name]) for name, item in self._parameters.items()]
+        return [item for item, _ in found], [owner for _, owner in found]
 
     def rate(self, number: int) -> float:
         """The factor on the learning rates of a step, counted from 0."""
@@ -294,6 +338,7 @@ class Trainer:
         due = params.save_steps is not None and self._progress.step % params.save_steps == 0
         if params.save_minutes is not None:
             due |= time.monotonic() - self._saved_at > params.save_minutes * 60
+        due = self._peers.agreed(due)  # their clocks differ
         stopping = self._stopping()
         if due or stopping:
             self._figures.read()
@@ -302,24 +347,21 @@ class Trainer:
             raise Stopped
 
     def save(self) -> None:
-        """Save a snapshot of where the training stands."""
-        if self._snapshots is None or self._peers.rank != 0:
+        """Save a snapshot of where the training stands: the first process does, with what all
+        have of it."""
+        if self._snapshots is None:
             return
         name = str(self._progress.step)
         at_end = self._progress.cursor == 0
         progress = replace(self._progress, parent=self._saved)
         if self._saved == self._progress.step and not at_end:
             return
-        write(
-            self._snapshots / name,
-            progress,
-            self._parameters,
-            self._optimizer.state(),
-            self._kept,
-        )
+        state = self._peers.gathered(self._optimizer.state())
         self._saved = self._progress.step
         self._saved_at = time.monotonic()
-        self._announce(name, progress)
+        if self._peers.rank == 0:
+            write(self._snapshots / name, progress, self._parameters, state, self._kept)
+            self._announce(name, progress)
 
 
 def _all(items: Sequence[Item], params: TrainParams) -> list[Step]:

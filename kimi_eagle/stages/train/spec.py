@@ -159,7 +159,8 @@ class TrainParams(StageParams):
     log_steps: Annotated[Positive, OUTSIDE_KEY] = 10
     """On a GPU, figures are read off the device every so many steps; each step is logged."""
     devices: Annotated[Positive, OUTSIDE_KEY] = 1
-    """Processes of one device each that share the batches of a step (`accumulate`)."""
+    """Processes of one device each that share the batches of a step (`accumulate`), and the
+    optimizer: its state and its step, parameter by parameter."""
 
     @model_validator(mode="after")
     def _has_a_vocabulary(self) -> TrainParams:
