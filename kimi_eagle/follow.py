@@ -39,10 +39,11 @@ class StageEvents(EventReader):
         super().__init__(self._kept)
 
     def new(self) -> Iterator[dict[str, Any]]:
-        self._path = self._place()
+        self._path = self.place
         yield from super().new()
 
-    def _place(self) -> Path:
+    @property
+    def place(self) -> Path:
         """Where the events are now; the copy that is kept goes on where the other ended."""
         for folder in self._staging.glob(f"{self._attempt}*"):
             # Another stage's name may go on where this one's ends: the rest is one token.

@@ -100,6 +100,11 @@ class EventReader:
         self._path = path
         self._offset = 0
 
+    @property
+    def offset(self) -> int:
+        """How many bytes were read."""
+        return self._offset
+
     def new(self) -> Iterator[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:

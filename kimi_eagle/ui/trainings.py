@@ -1,0 +1,267 @@
+"""The curves of a training as people look at them: by chart, with what came to no number, and with
+what an earlier run had done where it was resumed.
+
+Everything that is told of a curve is of all its points; only what is drawn is thinned out (see
+`chart`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from kimi_eagle.curves import SIMULATED, Curves
+from kimi_eagle.follow import StageEvents
+from kimi_eagle.records import ExecutionRecord
+from kimi_eagle.registry.browse import resumed_from
+from kimi_eagle.registry.store import Registry
+
+Points = list[tuple[int, float | None]]
+"""(optimizer step, value) by rising step; None where it was no finite number."""
+
+# A training that was resumed again and again: so many of its runs are joined.
+_MOST_RESUMED = 32
+_KEPT = 8
+_STEP = re.compile(r"(loss|full_acc)_(\d+)")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart."""
+
+    label: str
+    tag: str
+    points: Points
+    marked: bool = False
+    """Whether its points are single marks, as of validations."""
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of all its points; None where none is a number."""
+        numbers = [(step, value) for step, value in self.points if value is not None]
+        if not numbers:
+            return {"label": self.label, "tag": self.tag, "points": len(self.points)}
+        low = min(numbers, key=lambda item: item[1])
+        high = max(numbers, key=lambda item: item[1])
+        return {
+            "label": self.label,
+            "tag": self.tag,
+            "points": len(self.points),
+            "not_finite": len(self.points) - len(numbers),
+            "last": {"step": numbers[-1][0], "value": numbers[-1][1]},
+            "lowest": {"step": low[0], "value": low[1]},
+            "highest": {"step": high[0], "value": high[1]},
+        }
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on one pair of axes."""
+
+    name: str
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+
+    def rows(self) -> Iterator[list[Any]]:
+        """A table of all points: the header, then a line for each step."""
+        yield ["step", *(line.tag for line in self.lines)]
+        values: dict[int, list[Any]] = {}
+        for place, line in enumerate(self.lines):
+            for step, value in line.points:
+                cells = values.setdefault(step, [None] * len(self.lines))
+                cells[place] = "NaN" if value is None else value
+        for step in sorted(values):
+            yield [step, *values[step]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training of a run, with the curves that it has so far."""
+
+    stage: str
+    run_id: str
+    """The run that executed it; an earlier one where it is reused."""
+    disposition: str
+    charts: tuple[Chart, ...]
+    resumed: tuple[int, ...] = ()
+    """The steps after which it went on from a saved checkpoint."""
+
+    def chart(self, name: str) -> Chart | None:
+        return next((chart for chart in self.charts if chart.name == name), None)
+
+
+@dataclass
+class _Read:
+    """What was read of one file of events so far."""
+
+    events: StageEvents
+    curves: Curves = field(default_factory=Curves)
+    found: dict[str, Points] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+
+class TrainingReader:
+    """Reads the curves of trainings; of the last few, what was read is kept and only gone on
+    with."""
+
+    def __init__(self, root: Path):
+        self._root = root
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, str], _Read] = OrderedDict()
+
+    def training(self, registry: Registry, stage: ExecutionRecord) -> Training:
+        """A training of a run, by the record of its stage."""
+        made = stage if stage.reused_from is None else registry.execution(stage.reused_from)
+        found = self._series(made.run_id, made.stage)
+        resumed: list[int] = []
+        at = made.id
+        while len(resumed) < _MOST_RESUMED:
+            earlier = resumed_from(registry, at)
+            if earlier is None:
+                break
+            run_id, name, step = earlier
+            before = self._series(run_id, name)
+            found = {
+                tag: [p for p in before.get(tag, ()) if p[0] <= step]
+                + [p for p in found.get(tag, ()) if p[0] > step]
+                for tag in dict.fromkeys([*before, *found])
+            }
+            resumed.append(step)
+            rows = registry.database.ask(
+                "select id from executions where run_id = ? and stage = ? "
+                "and reused_from is null and id < ? order by id desc limit 1",
+                (run_id, name, at),
+            )
+            if not rows:
+                break
+            at = rows[0]["id"]
+        return Training(
+            stage.stage, made.run_id, stage.disposition, charts(found), tuple(sorted(resumed))
+        )
+
+    def _series(self, run_id: str, stage: str) -> dict[str, Points]:
+        key = (run_id, stage)
+        with self._lock:
+            read = self._kept.pop(key, None) or _Read(StageEvents(self._root, run_id, stage))
+            self._kept[key] = read
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        with read.lock:
+            if _size(read.events.place) < read.events.offset:  # another attempt began
+                read.events = StageEvents(self._root, run_id, stage)
+                read.curves, read.found = Curves(), {}
+            for event in _whole(read.events):
+                _take(read, event)
+            return {tag: list(points) for tag, points in read.found.items()}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _whole(events: StageEvents) -> Iterable[dict[str, Any]]:
+    try:
+        return [event for event in events.new() if isinstance(event, dict)]
+    except (OSError, json.JSONDecodeError):
+        return []  # a damaged file is for `verify` to tell of
+
+
+def _take(read: _Read, event: Mapping[str, Any]) -> None:
+    point = read.curves.point(event)
+    if point is None:
+        return
+    step, values = point
+    split, reported = event["split"], event.get("values")
+    # A worker writes null for what JSON has no number for: a loss that diverged.
+    names = reported.items() if isinstance(reported, Mapping) else ()
+    lost = [f"{split}/{str(n).removesuffix('_epoch')}" for n, value in names if value is None]
+    if any("/full_acc_" in tag for tag in lost):
+        values.pop(f"{split}/{SIMULATED}", None)
+        lost.append(f"{split}/{SIMULATED}")
+    for tag, value in [*values.items(), *((tag, None) for tag in lost)]:
+        points = read.found.setdefault(tag, [])
+        if points and points[-1][0] >= step:
+            # What was done again after a resume stands for what was done before it.
+            while points and points[-1][0] >= step:
+                points.pop()
+        points.append((step, value))
+
+
+def charts(found: Mapping[str, Points]) -> tuple[Chart, ...]:
+    """Curves by tag as small charts: one line per TTT step where there are several."""
+    steps = sorted({int(m[2]) for tag in found if (m := _STEP.fullmatch(tag.partition("/")[2]))})
+
+    def per_step(name: str, split: str = "train") -> list[tuple[str, str]]:
+        told = "" if split == "train" else ", validation"
+        return [(f"step {k}{told}", f"{split}/{name}_{k}") for k in steps]
+
+    rates = sorted(tag for tag in found if re.fullmatch(r"train/lr(_\w+)?", tag))
+    wanted: list[tuple[str, str, str, Sequence[tuple[str, str]]]] = [
+        ("loss", "Loss", "", [("training", "train/loss"), ("validation", "val/loss")]),
+        ("loss-per-step", "Loss per TTT step", "", per_step("loss")),
+        (
+            "accuracy",
+            "Accuracy per TTT step (full_acc)",
+            "",
+            [*per_step("full_acc"), *per_step("full_acc", "val")],
+        ),
+        (
+            "simulated",
+            "Acceptance length that the accuracies give (simulated)",
+            "1 + Σ full_acc_k",
+            [("training", f"train/{SIMULATED}"), ("validation", f"val/{SIMULATED}")],
+        ),
+        ("lr", "Learning rate", "", [(tag.partition("/")[2], tag) for tag in rates]),
+        ("grad-norm", "Gradient norm, before clipping", "", [("norm", "train/grad_norm")]),
+        ("throughput", "Throughput", "tokens/s", [("training", "perf/tokens_per_second")]),
+    ]
+    made = []
+    for name, title, unit, tags in wanted:
+        lines = tuple(
+            Line(label, tag, found[tag], tag.startswith("val/"))
+            for label, tag in tags
+            if any(value is not None for _, value in found.get(tag, ()))
+        )
+        if lines:
+            made.append(Chart(name, title, unit, lines))
+    return tuple(made)
+
+
+def spark(root: Path, run_id: str, stage: str, places: int = 24) -> list[float]:
+    """A few losses along a training, for a line that shows its shape and nothing else: read at
+    equal distances in its file, whatever its size."""
+    path = StageEvents(root, run_id, stage).place
+    found: list[float] = []
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            for place in range(places):
+                file.seek(size * place // places)
+                block = file.read(2048).split(b"\n")
+                for line in block[0 if place == 0 else 1 : -1]:
+                    value = _loss(line)
+                    if value is not None:
+                        found.append(value)
+                        break
+    except OSError:
+        return []
+    return found
+
+
+def _loss(line: bytes) -> float | None:
+    if b'"train"' not in line:
+        return None
+    try:
+        value = json.loads(line)["values"]["loss"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return float(value) if isinstance(value, int | float) else None
