@@ -22,6 +22,14 @@ _DEEP = HEIGHT - TOP - BOTTOM
 _COLUMNS = 200
 STYLES = 8
 """Looks that series have before they are the same again."""
+# Corners of marks around their place; none: a circle.
+_SHAPES: tuple[tuple[tuple[int, int], ...], ...] = (
+    (),
+    ((-3, -3), (3, -3), (3, 3), (-3, 3)),
+    ((0, -5), (5, 0), (0, 5), (-5, 0)),
+    ((0, -4), (4, 4), (-4, 4)),
+    ((0, 4), (4, -4), (-4, -4)),
+)
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,8 @@ def thin(points: Points, first: float, last: float, columns: int = _COLUMNS) -> 
     return Thin(tuple(tuple(s) for s in stretches if s), tuple(gaps[:_COLUMNS]))
 
 
-def draw(chart: Chart, resumed: Sequence[int], key: str) -> Markup:
-    """The chart as an `svg` element; `key` is what its ids begin with."""
+def draw(chart: Chart, resumed: Sequence[int], name: str) -> Markup:
+    """The chart as an `svg` element; `name` is what its ids begin with."""
     steps = [step for line in chart.lines for step, _ in line.points]
     first, last = min(steps), max(steps)
     across = _scale(first, last, LEFT, _INNER)
@@ -114,17 +122,17 @@ def draw(chart: Chart, resumed: Sequence[int], key: str) -> Markup:
                 )
                 + Markup("<title>resumed after step {}</title></g>").format(step)
             )
-    for place, line in enumerate(chart.lines):
-        parts += _line(line, place % STYLES, across, up, first, last)
+    for line in chart.lines:
+        parts += _line(line, line.look % STYLES, across, up, first, last)
     title = Markup('<title id="{0}-t">{1}</title><desc id="{0}-d">{2}</desc>').format(
-        key, chart.title, said(chart)
+        name, chart.title, said(chart)
     )
     cursor = Markup('<line class="cursor" x1="0" x2="0" y1="{}" y2="{}" visibility="hidden"/>')
     return (
         Markup(
             '<svg class="chart" viewBox="0 0 {0} {1}" role="img" aria-labelledby="{2}-t {2}-d" '
             'data-first="{3}" data-last="{4}" data-left="{5}" data-inner="{6}">'
-        ).format(WIDTH, HEIGHT, key, across.low, across.high, LEFT, _INNER)
+        ).format(WIDTH, HEIGHT, name, across.low, across.high, LEFT, _INNER)
         + title
         + Markup("").join(parts)
         + cursor.format(TOP, TOP + _DEEP)
@@ -146,6 +154,28 @@ def said(chart: Chart) -> str:
             text += f", {figures['not_finite']} times no number"
         found.append(text)
     return "; ".join(found)
+
+
+def dot(look: int, x: float, y: float) -> Markup:
+    """A mark, of another shape for each look."""
+    corners = _SHAPES[look % len(_SHAPES)]
+    if not corners:
+        return Markup('<circle cx="{}" cy="{}" r="3.5"/>').format(_number(x), _number(y))
+    places = " ".join(f"{_number(x + dx)},{_number(y + dy)}" for dx, dy in corners)
+    return Markup('<polygon points="{}"/>').format(places)
+
+
+def key(line: Line) -> Markup:
+    """How a line of a chart looks, for its legend."""
+    style = line.look % STYLES
+    drawn = (
+        Markup('<g class="dots s{}">{}</g>').format(style, dot(style, 12, 5))
+        if line.marked
+        else Markup('<line class="line s{}" x1="0" x2="24" y1="5" y2="5"/>').format(style)
+    )
+    return Markup(
+        '<svg class="key" viewBox="0 0 24 10" width="24" height="10" aria-hidden="true">{}</svg>'
+    ).format(drawn)
 
 
 def sparkline(values: Sequence[float]) -> Markup:
@@ -192,11 +222,7 @@ def _line(
 ) -> Iterator[Markup]:
     if line.marked:
         dots = Markup("").join(
-            Markup('<circle cx="{}" cy="{}" r="3.5"/>').format(
-                _number(across(step)), _number(up(value))
-            )
-            for step, value in line.points
-            if value is not None
+            dot(style, across(step), up(value)) for step, value in line.points if value is not None
         )
         yield Markup('<g class="dots s{}">{}</g>').format(style, dots)
     else:

@@ -40,6 +40,8 @@ class Line:
     points: Points
     marked: bool = False
     """Whether its points are single marks, as of validations."""
+    look: int = 0
+    """Lines and marks of one look belong together: training and validation of one TTT step."""
 
     def summary(self) -> dict[str, Any]:
         """Figures of all its points; None where none is a number."""
@@ -200,13 +202,16 @@ def charts(found: Mapping[str, Points]) -> tuple[Chart, ...]:
     """Curves by tag as small charts: one line per TTT step where there are several."""
     steps = sorted({int(m[2]) for tag in found if (m := _STEP.fullmatch(tag.partition("/")[2]))})
 
-    def per_step(name: str, split: str = "train") -> list[tuple[str, str]]:
+    def per_step(name: str, split: str = "train") -> list[tuple[str, str, int]]:
         told = "" if split == "train" else ", validation"
-        return [(f"step {k}{told}", f"{split}/{name}_{k}") for k in steps]
+        return [(f"step {k}{told}", f"{split}/{name}_{k}", k) for k in steps]
+
+    def both(name: str) -> list[tuple[str, str, int]]:
+        return [("training", f"train/{name}", 0), ("validation", f"val/{name}", 1)]
 
     rates = sorted(tag for tag in found if re.fullmatch(r"train/lr(_\w+)?", tag))
-    wanted: list[tuple[str, str, str, Sequence[tuple[str, str]]]] = [
-        ("loss", "Loss", "", [("training", "train/loss"), ("validation", "val/loss")]),
+    wanted: list[tuple[str, str, str, Sequence[tuple[str, str, int]]]] = [
+        ("loss", "Loss", "", both("loss")),
         ("loss-per-step", "Loss per TTT step", "", per_step("loss")),
         (
             "accuracy",
@@ -218,17 +223,22 @@ def charts(found: Mapping[str, Points]) -> tuple[Chart, ...]:
             "simulated",
             "Acceptance length that the accuracies give (simulated)",
             "1 + Σ full_acc_k",
-            [("training", f"train/{SIMULATED}"), ("validation", f"val/{SIMULATED}")],
+            both(SIMULATED),
         ),
-        ("lr", "Learning rate", "", [(tag.partition("/")[2], tag) for tag in rates]),
-        ("grad-norm", "Gradient norm, before clipping", "", [("norm", "train/grad_norm")]),
-        ("throughput", "Throughput", "tokens/s", [("training", "perf/tokens_per_second")]),
+        (
+            "lr",
+            "Learning rate",
+            "",
+            [(tag.partition("/")[2], tag, look) for look, tag in enumerate(rates)],
+        ),
+        ("grad-norm", "Gradient norm, before clipping", "", [("norm", "train/grad_norm", 0)]),
+        ("throughput", "Throughput", "tokens/s", [("training", "perf/tokens_per_second", 0)]),
     ]
     made = []
     for name, title, unit, tags in wanted:
         lines = tuple(
-            Line(label, tag, found[tag], tag.startswith("val/"))
-            for label, tag in tags
+            Line(label, tag, found[tag], tag.startswith("val/"), look)
+            for label, tag, look in tags
             if any(value is not None for _, value in found.get(tag, ()))
         )
         if lines:

@@ -1,88 +1,91 @@
 // What the pages do with scripts on: go on while something runs, copy a hash, share a cursor.
-// Without scripts every page has the same content; nothing is fetched but the page itself.
+// Without scripts every page has the same content; nothing is asked but this server.
 "use strict";
 
 const AGAIN = 2000;
+const ALREADY = 150;
 const status = document.getElementById("live");
 
-// A page that may change asks for itself again, and takes over the parts that changed. The server
-// answers 304 as long as nothing did.
+// A page that may change asks for itself again and takes over the parts that changed; as long as
+// nothing did, the server answers 304.
 let asking = document.body.hasAttribute("data-live");
-let asked = null;
+let tag = "";
 
 async function refresh() {
-  if (!asking) return;
   if (!document.hidden) {
     try {
       const answer = await fetch(location.href, {
-        headers: asked ? { "If-None-Match": asked } : {}, cache: "no-store", redirect: "error",
+        headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store", redirect: "error",
       });
       if (answer.ok) {
-        const first = asked === null;
-        asked = answer.headers.get("ETag");
-        take(new DOMParser().parseFromString(await answer.text(), "text/html"), first);
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        tag = answer.headers.get("ETag") ?? "";
+        take(page);
       } else if (answer.status !== 304) {
-        tell(`not up to date: the server answered ${answer.status}`);
-      } else if (status.dataset.lost) {
-        tell("");
+        tell(`Not up to date: the server answered ${answer.status}`);
       }
     } catch {
-      tell("not up to date: the server does not answer");
+      tell("Not up to date: the server does not answer");
     }
   }
-  setTimeout(refresh, AGAIN);
+  if (asking) setTimeout(refresh, AGAIN);
 }
 
-function take(page, first) {
+function take(page) {
+  const names = (whole) => [...whole.querySelectorAll("[data-part]")].map((p) => p.dataset.part);
+  if (names(page).join() !== names(document).join()) {
+    location.reload(); // a part came or went
+    return;
+  }
+  let changed = false;
   for (const fresh of page.querySelectorAll("[data-part]")) {
     const old = document.querySelector(`[data-part="${CSS.escape(fresh.dataset.part)}"]`);
-    if (!old) { location.reload(); return; }
-    if (old.contains(document.activeElement) && old.querySelector("details") === null) {
-      // Who reads here with the keyboard is not thrown out: the part is taken over later.
-      if (old.dataset.waits !== "1" && old.tagName !== "TBODY") { old.dataset.waits = "1"; continue; }
-    }
-    if (same(old, fresh)) continue;
-    keep(old, fresh);
+    if (sources.get(old) === fresh.innerHTML) continue;
+    changed = true;
+    const kept = keep(old);
+    sources.set(fresh, fresh.innerHTML);
     old.replaceWith(fresh);
     ready(fresh);
-    if (!first) tell(`Updated ${new Date().toLocaleTimeString()}`);
+    kept(fresh);
   }
-  if (!page.body.hasAttribute("data-live")) asking = false;
+  if (changed) tell(`Updated ${new Date().toLocaleTimeString()}`);
+  asking = page.body.hasAttribute("data-live");
+  if (!asking) tell("It has ended: this is how it came out");
 }
 
-const same = (old, fresh) => (old.source ??= old.innerHTML) === fresh.innerHTML;
+// What stands in a part when it comes from the server, before anything here touches it.
+const sources = new WeakMap();
 
-// What a person has opened stays open, and a log that was read to its end stays at its end.
-function keep(old, fresh) {
-  fresh.source = fresh.innerHTML;
-  for (const opened of old.querySelectorAll("details[open]")) {
-    const again = opened.id && fresh.querySelector(`#${CSS.escape(opened.id)}`);
-    if (again) again.open = true;
-  }
-  const focus = old.contains(document.activeElement) && document.activeElement;
-  const path = focus && focus.getAttribute("href");
-  const logs = [...old.querySelectorAll("pre.log")].map(
-    (log) => [log.scrollTop, log.scrollHeight - log.scrollTop - log.clientHeight < 4]);
-  queueMicrotask(() => {
+// What a person has opened stays open, a log that was at its end stays there, and the focus stays
+// where it was.
+function keep(old) {
+  const able = "a, button, summary, pre, [tabindex]";
+  const opened = [...old.querySelectorAll("details[open]")].map((one) => one.id);
+  const focused = [...old.querySelectorAll(able)].indexOf(document.activeElement);
+  const logs = [...old.querySelectorAll("pre.log")].map((log) =>
+    log.scrollHeight - log.scrollTop - log.clientHeight < 4 ? Infinity : log.scrollTop);
+  return (fresh) => {
+    for (const id of opened) {
+      const again = id && document.getElementById(id);
+      if (again) again.open = true;
+    }
     fresh.querySelectorAll("pre.log").forEach((log, at) => {
-      if (logs[at]) log.scrollTop = logs[at][1] ? log.scrollHeight : logs[at][0];
+      if (at in logs) log.scrollTop = Math.min(logs[at], log.scrollHeight);
     });
-    if (path) fresh.querySelector(`a[href="${CSS.escape(path)}"]`)?.focus();
-  });
+    if (focused >= 0) fresh.querySelectorAll(able)[focused]?.focus({ preventScroll: true });
+  };
 }
 
 function tell(text) {
-  status.textContent = text;
-  if (text.startsWith("not")) status.dataset.lost = "1"; else delete status.dataset.lost;
+  if (status) status.textContent = text;
 }
 
 // A hash that can be copied has a button for it.
 function ready(part) {
+  if (!navigator.clipboard) return;
   for (const hash of part.querySelectorAll("[data-copy]")) {
-    if (!navigator.clipboard || hash.nextElementSibling?.matches("button.copy")) continue;
     const button = document.createElement("button");
     button.type = "button";
-    button.className = "copy";
     button.textContent = "Copy";
     button.setAttribute("aria-label", `Copy ${hash.textContent}`);
     button.addEventListener("click", async () => {
@@ -94,18 +97,20 @@ function ready(part) {
   }
 }
 
-// One cursor for all charts: the step under the pointer, upright in each of them.
+// One cursor for all charts of a training: the step under the pointer, upright in each of them.
+// The values are asked for, not read off the drawing, which is thinned out.
+let soon = 0;
+
 function point(event) {
   const chart = event.target.closest?.("svg.chart");
-  if (!chart) return;
-  const section = chart.closest("section");
+  const section = chart?.closest("section");
+  if (!section) return;
   const box = chart.getBoundingClientRect();
-  const { first, last, left, inner } = Object.fromEntries(
-    Object.entries(chart.dataset).map(([name, value]) => [name, Number(value)]));
+  const { first, last, left, inner } = numbers(chart);
   const x = (event.clientX - box.left) * (chart.viewBox.baseVal.width / box.width);
   const step = Math.round(first + (last - first) * Math.min(Math.max((x - left) / inner, 0), 1));
   for (const other of section.querySelectorAll("svg.chart")) {
-    const from = Number(other.dataset.first), to = Number(other.dataset.last);
+    const { first: from, last: to } = numbers(other);
     const line = other.querySelector(".cursor");
     const at = left + inner * (step - from) / (to - from || 1);
     line.setAttribute("visibility", step < from || step > to ? "hidden" : "visible");
@@ -113,9 +118,32 @@ function point(event) {
     line.setAttribute("x2", at);
   }
   const readout = section.querySelector("[data-readout]");
-  if (readout) readout.textContent = `step ${step}`;
+  if (!readout) return;
+  readout.textContent = `step ${step}`;
+  clearTimeout(soon);
+  soon = setTimeout(() => values(chart, step, readout), ALREADY);
 }
 
-document.addEventListener("pointermove", point, { passive: true });
+const numbers = (chart) => Object.fromEntries(
+  Object.entries(chart.dataset).map(([name, value]) => [name, Number(value)]));
+
+async function values(chart, step, readout) {
+  const address = chart.closest("[data-values]").dataset.values;
+  try {
+    const answer = await fetch(`${address}?after=${Math.max(step - 1, 0)}&rows=1`);
+    const { columns, rows } = await answer.json();
+    if (!rows.length || readout.textContent !== `step ${step}`) return;
+    const told = columns.slice(1).map((name, at) => {
+      const value = rows[0][at + 1];
+      return value === null ? "" : `${name} ${value === "NaN" ? value : +value.toPrecision(5)}`;
+    });
+    readout.textContent = `step ${rows[0][0]}: ${told.filter(Boolean).join(", ")}`;
+  } catch {
+    // The step alone stays there.
+  }
+}
+
+for (const part of document.querySelectorAll("[data-part]")) sources.set(part, part.innerHTML);
 ready(document);
+document.addEventListener("pointermove", point, { passive: true });
 if (asking) setTimeout(refresh, AGAIN);

@@ -56,17 +56,18 @@ def data(asked: Asked, reader: TrainingReader, run_id: str, stage: str, name: st
     header, *rows = chart.rows()
     after = asked.number("after", -1) if asked.one("after") else -1
     left = (row for row in rows if row[0] > after)
-    shown = list(islice(left, _ROWS + 1))
+    rows_shown = asked.number("rows", _ROWS, 1, _ROWS)
+    shown = list(islice(left, rows_shown + 1))
     path = f"/runs/{found.id}/curves/{stage}/{name}"
-    following = shown[_ROWS - 1][0] if len(shown) > _ROWS else None
+    following = shown[rows_shown - 1][0] if len(shown) > rows_shown else None
     document = {
         "run": found.id,
         "stage": stage,
         "chart": chart.title,
         "unit": chart.unit,
         "columns": header,
-        "rows": shown[:_ROWS],
-        "next": address(f"{path}.json", after=following),
+        "rows": shown[:rows_shown],
+        "next": address(f"{path}.json", after=following) if following is not None else None,
         "summary": [line.summary() for line in chart.lines],
     }
     more = {
@@ -121,7 +122,7 @@ def drawn(found: RunRecord, training: Training) -> dict[str, Any]:
             {
                 "chart": chart,
                 "svg": drawing.draw(chart, training.resumed, f"{training.stage}-{chart.name}"),
-                "lines": list(enumerate(chart.lines)),
+                "legend": [(drawing.key(line), line.label) for line in chart.lines],
                 "path": f"/runs/{found.id}/curves/{training.stage}/{chart.name}",
                 "figures": figures(chart),
             }
