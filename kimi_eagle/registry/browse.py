@@ -119,7 +119,7 @@ def _with_stages(registry: Registry, rows: Sequence[RunRow]) -> list[RunRow]:
         "json_extract(coalesce(m.metrics, e.metrics), '$.val_loss') as loss, "
         "json_extract(coalesce(m.metrics, e.metrics), '$.acceptance_length') as length "
         "from executions e left join executions m on m.id = e.reused_from "
-        f"where e.run_id in ({listed}) and e.kind in ('train', 'evaluate') order by e.id",
+        f"where e.run_id in ({listed}) and +e.kind in ('train', 'evaluate') order by e.id",
         ids,
     ):
         figures.setdefault(row["run_id"], []).append(row)
@@ -204,19 +204,30 @@ def inputs_of(registry: Registry, execution: int, limit: int = 200) -> list[Inpu
     ]
 
 
-def resumed_from(registry: Registry, execution: int) -> tuple[str, str, int] | None:
-    """(run, stage, step) of the training that saved what this one went on from."""
+@dataclass(frozen=True)
+class Saved:
+    """Where a training was saved that another went on from."""
+
+    execution: int
+    run_id: str
+    stage: str
+    step: int
+
+
+def resumed_from(registry: Registry, execution: int) -> Saved | None:
+    """The earlier training that saved what an execution went on from."""
     rows = registry.database.ask(
-        "select e.run_id, e.stage, o.role from execution_inputs i "
+        "select e.id, e.run_id, e.stage, o.role from execution_inputs i "
         "join execution_outputs o on o.digest = i.digest and o.role like ? "
         "join executions e on e.id = o.execution "
         "where i.execution = ? and i.role = 'resume' and e.id < ? order by e.id desc limit 1",
         (f"{SNAPSHOT_ROLE}%", execution, execution),
     )
-    if not rows:
-        return None
-    step = str(rows[0]["role"]).removeprefix(SNAPSHOT_ROLE)
-    return (rows[0]["run_id"], rows[0]["stage"], int(step)) if step.isdigit() else None
+    for row in rows:
+        step = str(row["role"]).removeprefix(SNAPSHOT_ROLE)
+        if step.isdigit():
+            return Saved(row["id"], row["run_id"], row["stage"], int(step))
+    return None
 
 
 # Artifacts
@@ -241,10 +252,9 @@ def users(
     last one's number where there are more."""
     table = "execution_outputs" if made else "execution_inputs"
     rows = registry.database.ask(
-        "select distinct e.id, e.run_id, e.stage, e.kind, e.disposition, e.started_at "  # noqa: S608
-        f"from {table} t join executions e on e.id = t.execution where t.digest = ? "
-        "and e.disposition in ('executed', 'reproduced', 'running') and e.id > ? "
-        "order by e.id limit ?",
+        "select id, run_id, stage, kind, disposition, started_at from executions "  # noqa: S608
+        f"where id in (select execution from {table} where digest = ?) and id > ? "
+        "and disposition in ('executed', 'reproduced', 'running') order by id limit ?",
         (digest, after, size + 1),
     )
     found = [Use(*row) for row in rows[:size]]

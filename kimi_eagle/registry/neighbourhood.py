@@ -24,7 +24,7 @@ _ALIKE = 3
 # Of one node's neighbours, as many as are read; of an opened group likewise.
 _MOST_READ = 200
 # Beyond this, that there are more is all that is said.
-_MOST_COUNTED = 20_000
+_MOST_COUNTED = 5_000
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,9 @@ def _close(connection: sqlite3.Connection, found: Neighbourhood) -> None:
     listed = marks(inner)
     for query, source, target in ((LED, "i.digest", "o.digest"), (MEMBERS, "child", "parent")):
         rows = connection.execute(
-            f"{query} {target} in ({listed}) and {source} in ({listed})", [*inner, *inner]
+            # Looked for by target alone (`+`): few things go into one, but one may go into all.
+            f"{query} {target} in ({listed}) and +{source} in ({listed})",
+            [*inner, *inner],
         )
         found.edges.update(dict.fromkeys(Edge(*row) for row in rows))
 

@@ -7,19 +7,20 @@ by dashes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from kimi_eagle.ui.trainings import Chart, Line, Points
+from kimi_eagle.ui.trainings import Chart, Line, Series
 
 WIDTH, HEIGHT = 640, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 26
 _INNER = WIDTH - LEFT - RIGHT
 _DEEP = HEIGHT - TOP - BOTTOM
 # So many columns a curve is thinned out to: each shows the range and the mean of its points.
-_COLUMNS = 200
+_COLUMNS = 160
 STYLES = 8
 """Looks that series have before they are the same again."""
 # Corners of marks around their place; none: a circle.
@@ -69,48 +70,44 @@ class Scale:
         return [number * step for number in range(first, last + 1)]
 
 
-def thin(points: Points, first: float, last: float, columns: int = _COLUMNS) -> Thin:
+def thin(series: Series, first: float, last: float, columns: int = _COLUMNS) -> Thin:
     """A curve in at most `columns` columns from step `first` to `last`, and a break wherever a
     value was no number."""
-    width = (last - first) / columns or 1.0
-    few = len(points) <= columns
+    steps, values = series.steps, series.values
+    if len(steps) <= columns:
+        ends = list(range(1, len(steps) + 1))
+    else:
+        width = (last - first) / columns
+        edges = [bisect_left(steps, first + width * (n + 1)) for n in range(columns)]
+        ends = [*dict.fromkeys(edge for edge in edges if edge), len(steps)]
     stretches: list[list[Column]] = [[]]
     gaps: list[float] = []
-    group: list[tuple[int, float]] = []
-
-    def close() -> None:
-        if group:
-            values = [value for _, value in group]
-            step = (group[0][0] + group[-1][0]) / 2
-            mean = math.fsum(values) / len(values)
-            stretches[-1].append(Column(step, min(values), max(values), mean))
-            group.clear()
-
-    at: float | None = None
-    for step, value in points:
-        place = step if few else (step - first) // width
-        if place != at:
-            close()
-            at = place
-        if value is None:
-            close()
-            if not gaps or stretches[-1]:
-                gaps.append(step)
-            if stretches[-1]:
-                stretches.append([])
-        else:
-            group.append((step, value))
-    close()
-    return Thin(tuple(tuple(s) for s in stretches if s), tuple(gaps[:_COLUMNS]))
+    start = 0
+    for end in dict.fromkeys(ends):
+        lost = series.lost[bisect_left(series.lost, start) : bisect_left(series.lost, end)]
+        for place in [*lost, end]:
+            if place > start:
+                part = values[start:place]
+                middle = (steps[start] + steps[place - 1]) / 2
+                mean = math.fsum(part) / len(part)
+                stretches[-1].append(Column(middle, min(part), max(part), mean))
+            if place < end:
+                if stretches[-1] or not gaps:
+                    gaps.append(steps[place])
+                    stretches.append([])
+                start = place + 1
+        start = end
+    return Thin(tuple(tuple(s) for s in stretches if s), tuple(gaps))
 
 
 def draw(chart: Chart, resumed: Sequence[int], name: str) -> Markup:
     """The chart as an `svg` element; `name` is what its ids begin with."""
-    steps = [step for line in chart.lines for step, _ in line.points]
-    first, last = min(steps), max(steps)
+    first = min(line.series.steps[0] for line in chart.lines)
+    last = max(line.series.steps[-1] for line in chart.lines)
     across = _scale(first, last, LEFT, _INNER)
-    values = [v for line in chart.lines for _, v in line.points if v is not None]
-    up = _scale(min(values), max(values), TOP + _DEEP, -_DEEP, room=0.04)
+    low = min(line.summary["lowest"]["value"] for line in chart.lines)
+    high = max(line.summary["highest"]["value"] for line in chart.lines)
+    up = _scale(low, high, TOP + _DEEP, -_DEEP, room=0.04)
     parts: list[Markup] = []
     parts += _axes(across, up)
     for step in resumed:
@@ -144,7 +141,7 @@ def said(chart: Chart) -> str:
     """The chart in a sentence a line, of all its points."""
     found = []
     for line in chart.lines:
-        figures = line.summary()
+        figures = line.summary
         last, low, high = figures["last"], figures["lowest"], figures["highest"]
         text = (
             f"{line.label}: {short(last['value'])} at step {last['step']}, from "
@@ -222,11 +219,12 @@ def _line(
 ) -> Iterator[Markup]:
     if line.marked:
         dots = Markup("").join(
-            dot(style, across(step), up(value)) for step, value in line.points if value is not None
+            dot(style, across(step), up(value))
+            for step, value in zip(*line.series.numbers(), strict=True)
         )
         yield Markup('<g class="dots s{}">{}</g>').format(style, dots)
     else:
-        found = thin(line.points, first, last)
+        found = thin(line.series, first, last)
         for stretch in found.stretches:
             if any(column.low != column.high for column in stretch):
                 edge = [(c.step, c.high) for c in stretch]
@@ -251,7 +249,7 @@ def _line(
 
 
 def _places(points: Iterable[tuple[float, float]], across: Scale, up: Scale) -> str:
-    return " ".join(f"{_number(across(x))},{_number(up(y))}" for x, y in points)
+    return " ".join(f"{across(x):.0f},{_number(up(y))}" for x, y in points)
 
 
 def _scale(low: float, high: float, start: float, length: float, room: float = 0.0) -> Scale:

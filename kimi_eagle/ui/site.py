@@ -87,6 +87,8 @@ def _answer(root: Path, show: Show, request: Request) -> Response:
     except RegistryError as error:
         found = _unusable(root, error)
     except (LookupError, OSError) as error:
+        if isinstance(error, KeyError | IndexError):
+            raise
         found = _not_found(error)
     if isinstance(found, Moved):
         query = f"?{request.url.query}" if request.url.query and path != "/runs" else ""
@@ -112,7 +114,7 @@ def _response(view: View, request: Request, path: str, form: str) -> Response:
         body = json.dumps(view.document, ensure_ascii=False, allow_nan=False)
         kind = "application/json"
     elif form == "csv":
-        body, kind = _csv(view.csv or ()), "text/csv"
+        body, kind = _csv(view.csv() if view.csv else ()), "text/csv"
     else:
         body = templating.html(view, path=path, query=request.url.query)
         kind = "text/html"

@@ -8,10 +8,13 @@ Everything that is told of a curve is of all its points; only what is drawn is t
 from __future__ import annotations
 
 import json
+import math
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,13 +25,54 @@ from kimi_eagle.records import ExecutionRecord
 from kimi_eagle.registry.browse import resumed_from
 from kimi_eagle.registry.store import Registry
 
-Points = list[tuple[int, float | None]]
-"""(optimizer step, value) by rising step; None where it was no finite number."""
-
 # A training that was resumed again and again: so many of its runs are joined.
 _MOST_RESUMED = 32
 _KEPT = 8
 _STEP = re.compile(r"(loss|full_acc)_(\d+)")
+
+
+@dataclass
+class Series:
+    """A curve: values over optimizer steps, which rise. NaN where a value was no finite number."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    """Places in the two lists where the value is NaN."""
+
+    def add(self, step: int, value: float | None) -> None:
+        """Append a point; what was done again, after a resume, stands for what was done before."""
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop()
+            self.values.pop()
+            if self.lost and self.lost[-1] == len(self.steps):
+                self.lost.pop()
+        if value is None:
+            self.lost.append(len(self.steps))
+        self.steps.append(step)
+        self.values.append(math.nan if value is None else value)
+
+    def joined(self, later: Series | None, step: int) -> Series:
+        """This up to a step, and what another has after it."""
+        found = Series()
+        for part, start, end in ((self, None, step), (later or Series(), step, None)):
+            first = 0 if start is None else bisect_right(part.steps, start)
+            last = len(part.steps) if end is None else bisect_right(part.steps, end)
+            shift = len(found.steps) - first
+            found.lost += [place + shift for place in part.lost if first <= place < last]
+            found.steps += part.steps[first:last]
+            found.values += part.values[first:last]
+        return found
+
+    def copy(self) -> Series:
+        return Series(list(self.steps), list(self.values), list(self.lost))
+
+    def numbers(self) -> tuple[list[int], list[float]]:
+        """Steps and values without what is no number."""
+        if not self.lost:
+            return self.steps, self.values
+        places = [at for at, value in enumerate(self.values) if value == value]
+        return [self.steps[at] for at in places], [self.values[at] for at in places]
 
 
 @dataclass(frozen=True)
@@ -37,27 +81,25 @@ class Line:
 
     label: str
     tag: str
-    points: Points
+    series: Series
     marked: bool = False
     """Whether its points are single marks, as of validations."""
     look: int = 0
     """Lines and marks of one look belong together: training and validation of one TTT step."""
 
-    def summary(self) -> dict[str, Any]:
-        """Figures of all its points; None where none is a number."""
-        numbers = [(step, value) for step, value in self.points if value is not None]
-        if not numbers:
-            return {"label": self.label, "tag": self.tag, "points": len(self.points)}
-        low = min(numbers, key=lambda item: item[1])
-        high = max(numbers, key=lambda item: item[1])
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """Figures of all its points. It has one number at least."""
+        steps, values = self.series.numbers()
+        low, high = min(values), max(values)
         return {
             "label": self.label,
             "tag": self.tag,
-            "points": len(self.points),
-            "not_finite": len(self.points) - len(numbers),
-            "last": {"step": numbers[-1][0], "value": numbers[-1][1]},
-            "lowest": {"step": low[0], "value": low[1]},
-            "highest": {"step": high[0], "value": high[1]},
+            "points": len(self.series.steps),
+            "not_finite": len(self.series.lost),
+            "last": {"step": steps[-1], "value": values[-1]},
+            "lowest": {"step": steps[values.index(low)], "value": low},
+            "highest": {"step": steps[values.index(high)], "value": high},
         }
 
 
@@ -70,16 +112,23 @@ class Chart:
     unit: str
     lines: tuple[Line, ...]
 
-    def rows(self) -> Iterator[list[Any]]:
-        """A table of all points: the header, then a line for each step."""
-        yield ["step", *(line.tag for line in self.lines)]
-        values: dict[int, list[Any]] = {}
-        for place, line in enumerate(self.lines):
-            for step, value in line.points:
-                cells = values.setdefault(step, [None] * len(self.lines))
-                cells[place] = "NaN" if value is None else value
-        for step in sorted(values):
-            yield [step, *values[step]]
+    def rows(self, after: int = -1, most: int | None = None) -> list[list[Any]]:
+        """All its points as a table, a row for each step: those after a step, so many at most."""
+        columns = []
+        for line in self.lines:
+            first = bisect_right(line.series.steps, after)
+            last = None if most is None else first + most
+            found = zip(line.series.steps[first:last], line.series.values[first:last], strict=True)
+            columns.append(dict(found))
+        steps = sorted(set().union(*columns))[:most]
+        return [[step, *(_told(column.get(step)) for column in columns)] for step in steps]
+
+    def header(self) -> list[str]:
+        return ["step", *(line.tag for line in self.lines)]
+
+
+def _told(value: float | None) -> float | str | None:
+    return "NaN" if value is not None and value != value else value
 
 
 @dataclass(frozen=True)
@@ -98,13 +147,21 @@ class Training:
         return next((chart for chart in self.charts if chart.name == name), None)
 
 
+class _Metrics(StageEvents):
+    """The events with figures alone: others are skipped without being parsed."""
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        self._path = self.place
+        yield from self.read(lambda line: b'"metric"' in line)
+
+
 @dataclass
 class _Read:
     """What was read of one file of events so far."""
 
-    events: StageEvents
+    events: _Metrics
     curves: Curves = field(default_factory=Curves)
-    found: dict[str, Points] = field(default_factory=dict)
+    found: dict[str, Series] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
 
@@ -122,45 +179,36 @@ class TrainingReader:
         made = stage if stage.reused_from is None else registry.execution(stage.reused_from)
         found = self._series(made.run_id, made.stage)
         resumed: list[int] = []
-        at = made.id
-        while len(resumed) < _MOST_RESUMED:
+        at: int | None = made.id
+        while at is not None and len(resumed) < _MOST_RESUMED:
             earlier = resumed_from(registry, at)
             if earlier is None:
                 break
-            run_id, name, step = earlier
-            before = self._series(run_id, name)
+            before = self._series(earlier.run_id, earlier.stage)
             found = {
-                tag: [p for p in before.get(tag, ()) if p[0] <= step]
-                + [p for p in found.get(tag, ()) if p[0] > step]
+                tag: before.get(tag, Series()).joined(found.get(tag), earlier.step)
                 for tag in dict.fromkeys([*before, *found])
             }
-            resumed.append(step)
-            rows = registry.database.ask(
-                "select id from executions where run_id = ? and stage = ? "
-                "and reused_from is null and id < ? order by id desc limit 1",
-                (run_id, name, at),
-            )
-            if not rows:
-                break
-            at = rows[0]["id"]
+            resumed.append(earlier.step)
+            at = earlier.execution
         return Training(
             stage.stage, made.run_id, stage.disposition, charts(found), tuple(sorted(resumed))
         )
 
-    def _series(self, run_id: str, stage: str) -> dict[str, Points]:
+    def _series(self, run_id: str, stage: str) -> dict[str, Series]:
         key = (run_id, stage)
         with self._lock:
-            read = self._kept.pop(key, None) or _Read(StageEvents(self._root, run_id, stage))
+            read = self._kept.pop(key, None) or _Read(_Metrics(self._root, run_id, stage))
             self._kept[key] = read
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         with read.lock:
             if _size(read.events.place) < read.events.offset:  # another attempt began
-                read.events = StageEvents(self._root, run_id, stage)
+                read.events = _Metrics(self._root, run_id, stage)
                 read.curves, read.found = Curves(), {}
             for event in _whole(read.events):
                 _take(read, event)
-            return {tag: list(points) for tag, points in read.found.items()}
+            return {tag: series.copy() for tag, series in read.found.items()}
 
 
 def _size(path: Path) -> int:
@@ -170,7 +218,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _whole(events: StageEvents) -> Iterable[dict[str, Any]]:
+def _whole(events: _Metrics) -> Iterable[dict[str, Any]]:
     try:
         return [event for event in events.new() if isinstance(event, dict)]
     except (OSError, json.JSONDecodeError):
@@ -190,15 +238,13 @@ def _take(read: _Read, event: Mapping[str, Any]) -> None:
         values.pop(f"{split}/{SIMULATED}", None)
         lost.append(f"{split}/{SIMULATED}")
     for tag, value in [*values.items(), *((tag, None) for tag in lost)]:
-        points = read.found.setdefault(tag, [])
-        if points and points[-1][0] >= step:
-            # What was done again after a resume stands for what was done before it.
-            while points and points[-1][0] >= step:
-                points.pop()
-        points.append((step, value))
+        series = read.found.get(tag)
+        if series is None:
+            series = read.found[tag] = Series()
+        series.add(step, value)
 
 
-def charts(found: Mapping[str, Points]) -> tuple[Chart, ...]:
+def charts(found: Mapping[str, Series]) -> tuple[Chart, ...]:
     """Curves by tag as small charts: one line per TTT step where there are several."""
     steps = sorted({int(m[2]) for tag in found if (m := _STEP.fullmatch(tag.partition("/")[2]))})
 
@@ -239,7 +285,7 @@ def charts(found: Mapping[str, Points]) -> tuple[Chart, ...]:
         lines = tuple(
             Line(label, tag, found[tag], tag.startswith("val/"), look)
             for label, tag, look in tags
-            if any(value is not None for _, value in found.get(tag, ()))
+            if tag in found and len(found[tag].lost) < len(found[tag].steps)
         )
         if lines:
             made.append(Chart(name, title, unit, lines))

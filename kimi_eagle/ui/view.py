@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class View:
     status: int = 200
     live: bool = False
     """Whether it may look otherwise in a moment."""
-    csv: Iterable[Sequence[Any]] | None = None
-    """The rows of its table, header first, where it has one to take away."""
+    csv: Callable[[], Iterable[Sequence[Any]]] | None = None
+    """Gives the rows of its table, header first, where it has one to take away."""
 
 
 @dataclass(frozen=True)

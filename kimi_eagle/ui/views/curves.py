@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any
 
 from kimi_eagle.coordinator import RUNNING, ended_with
@@ -15,7 +15,7 @@ from kimi_eagle.ui.views.finding import run_at
 from kimi_eagle.ui.views.run import TABS, head, title
 
 # What a page draws: the trainings of a larger search are chosen one by one.
-SHOWN = 3
+SHOWN = 2
 _ROWS = 500
 
 
@@ -53,34 +53,32 @@ def data(asked: Asked, reader: TrainingReader, run_id: str, stage: str, name: st
     chart = reader.training(asked.registry, chosen[-1]).chart(name)
     if chart is None:
         raise NotThere(f"training {stage} of run {found.id} has no curves called {name} yet")
-    header, *rows = chart.rows()
     after = asked.number("after", -1) if asked.one("after") else -1
-    left = (row for row in rows if row[0] > after)
-    rows_shown = asked.number("rows", _ROWS, 1, _ROWS)
-    shown = list(islice(left, rows_shown + 1))
+    most = asked.number("rows", _ROWS, 1, _ROWS)
+    rows = chart.rows(after, most + 1)
     path = f"/runs/{found.id}/curves/{stage}/{name}"
-    following = shown[rows_shown - 1][0] if len(shown) > rows_shown else None
+    following = rows[most - 1][0] if len(rows) > most else None
     document = {
         "run": found.id,
         "stage": stage,
         "chart": chart.title,
         "unit": chart.unit,
-        "columns": header,
-        "rows": shown[:rows_shown],
+        "columns": chart.header(),
+        "rows": rows[:most],
         "next": address(f"{path}.json", after=following) if following is not None else None,
-        "summary": [line.summary() for line in chart.lines],
+        "summary": [line.summary for line in chart.lines],
     }
     more = {
         "run": found,
         "next": address(path, after=following) if following is not None else None,
-        "count": len(rows),
+        "count": max(len(line.series.steps) for line in chart.lines),
     }
     return View(
         "curve_data.html",
         f"{chart.title}, {stage} of run {found.id}",
         document,
         more,
-        csv=[header, *rows],
+        csv=lambda: [chart.header(), *chart.rows()],
     )
 
 
@@ -106,7 +104,7 @@ def documented(found: RunRecord, training: Training) -> dict[str, Any]:
                 "name": chart.name,
                 "title": chart.title,
                 "unit": chart.unit,
-                "lines": [line.summary() for line in chart.lines],
+                "lines": [line.summary for line in chart.lines],
                 "data": address(f"/runs/{found.id}/curves/{training.stage}/{chart.name}.json"),
             }
             for chart in training.charts
@@ -131,5 +129,5 @@ def drawn(found: RunRecord, training: Training) -> dict[str, Any]:
     }
 
 
-def figures(chart: Chart) -> list[dict[str, Any]]:
-    return [line.summary() for line in chart.lines]
+def figures(chart: Chart) -> list[Mapping[str, Any]]:
+    return [line.summary for line in chart.lines]

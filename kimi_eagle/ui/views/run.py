@@ -11,7 +11,6 @@ from typing import Any
 from kimi_eagle import environments
 from kimi_eagle.coordinator import LOST, RUNNING, ended_with
 from kimi_eagle.difference import flat
-from kimi_eagle.follow import stages_named
 from kimi_eagle.plan import differences
 from kimi_eagle.progress import headline
 from kimi_eagle.records import ExecutionRecord, RunRecord
@@ -38,7 +37,9 @@ def run(asked: Asked, run_id: str) -> View | Moved:
     ended = dispositions(asked.registry, found.id)
     failed = [name for name, how in ended.items() if how == "failed"]
     tails = {name: tail(asked.root, found.id, name, FAILED_LINES) for name in failed[:3]}
-    left = [name for name in stages_named(asked.registry, found.id) if ended.get(name) not in _GOOD]
+    texts = asked.registry.run_texts(found.id)
+    named = json.loads(texts["resolved"]).get("stages", {})
+    left = [name for name in named if ended.get(name) not in _GOOD]
     document = {
         **head(asked, found),
         "stages": rows,
@@ -51,7 +52,6 @@ def run(asked: Asked, run_id: str) -> View | Moved:
         **_common(found, ""),
         "tails": tails,
         "next": address(f"/runs/{found.id}", after=following) if following else None,
-        "texts": asked.registry.run_texts(found.id),
     }
     return View("run.html", title(found), document, more, live=found.status == RUNNING)
 
