@@ -117,7 +117,8 @@ def _step(
         if other is not None:
             groups.setdefault((edge.stage, other.kind), []).append(edge)
     fresh: list[str] = []
-    for (stage, kind), members in groups.items():
+    # Few alike first: many may take all the room that there is.
+    for (stage, kind), members in sorted(groups.items(), key=lambda item: len(item[1])):
         others = list(dict.fromkeys(_other(edge, direction) for edge in members))
         count = max(counts.get((stage, kind), 0), len(others))
         fold = _fold(at, direction, stage, kind)

@@ -65,7 +65,7 @@ def tree(found: Neighbourhood, direction: str) -> list[Branch]:
 
 def draw(found: Neighbourhood, artifact: Address, expand: Callable[[Fold], str | None]) -> Markup:
     """The drawing; links go where the two functions say."""
-    columns = _columns(found)
+    columns = columns_of(found)
     places: dict[str, tuple[float, float]] = {}
     tallest = max(len(column) for column in columns)
     height = 2 * _EDGE + tallest * (_HIGH + _GAP_Y) - _GAP_Y
@@ -102,7 +102,7 @@ def draw(found: Neighbourhood, artifact: Address, expand: Callable[[Fold], str |
     ).format(round(width), round(height), Markup("").join(parts))
 
 
-def _columns(found: Neighbourhood) -> list[list[str]]:
+def columns_of(found: Neighbourhood) -> list[list[str]]:
     """Nodes and folds by column: each to the right of all that went into it."""
     above: dict[str, set[str]] = {digest: set() for digest in found.nodes}
     for edge in found.edges:
