@@ -21,13 +21,13 @@ $(VENV)/.installed-cpu: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	@# torch alone first: pip must settle on the CPU build before anything can ask for another.
 	$(PIP) --constraint .ci/constraints-cpu.txt torch
-	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,dev]'
+	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,ui,dev]'
 	$(BIN)/python -m kimi_eagle.engines.install
 	touch $@
 
 $(VENV)/.installed-gpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[gpu,dev]'
+	$(PIP) --editable '.[gpu,ui,dev]'
 	touch $@
 
 demo: install

@@ -195,7 +195,7 @@ def log(asked: Asked, run_id: str) -> View | Moved:
         return found
     ended = dispositions(asked.registry, found.id)
     names = [name for name, how in ended.items() if how != "reused"]
-    stage = asked.one("stage") or _telling(ended, names)
+    stage = asked.one("stage") or _telling(asked, found.id, ended, names)
     if stage and stage not in ended:
         raise NotThere(f"run {found.id} has no stage {stage}")
     lines = asked.number("lines", _LINES, 1, 5000)
@@ -209,13 +209,14 @@ def log(asked: Asked, run_id: str) -> View | Moved:
     return View("run_log.html", title(found), document, more, live=found.status == RUNNING)
 
 
-def _telling(ended: Mapping[str, str], names: list[str]) -> str:
-    """The stage whose log says most: what failed, else what runs, else the last."""
+def _telling(asked: Asked, run_id: str, ended: Mapping[str, str], names: list[str]) -> str:
+    """The stage whose log says most: what failed, else what runs, else the last that printed."""
     for wanted in ("failed", RUNNING):
         for name in names:
             if ended[name] == wanted:
                 return name
-    return names[-1] if names else ""
+    printed = (name for name in reversed(names) if tail(asked.root, run_id, name, 1).bytes)
+    return next(printed, names[-1] if names else "")
 
 
 def environment(asked: Asked, run_id: str) -> View | Moved:
