@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES)
 
-.PHONY: install demo check test bench smollm2 demo-verifier schema clean
+.PHONY: install demo check test screenshots bench smollm2 demo-verifier schema clean
 
 install: $(INSTALLED)
 
@@ -23,11 +23,13 @@ $(VENV)/.installed-cpu: pyproject.toml .ci/constraints-cpu.txt
 	$(PIP) --constraint .ci/constraints-cpu.txt torch
 	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,ui,dev]'
 	$(BIN)/python -m kimi_eagle.engines.install
+	@.ci/browser $(BIN)
 	touch $@
 
 $(VENV)/.installed-gpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[gpu,ui,dev]'
+	@.ci/browser $(BIN)
 	touch $@
 
 demo: install
@@ -44,6 +46,10 @@ check: install
 # All of it: also the tests that drive real engines.
 test: check
 	$(PYTEST) -m slow
+
+# The pictures of the docs, taken of the page as it is.
+screenshots: install
+	KIMI_EAGLE_SCREENSHOTS=1 $(BIN)/pytest -m slow tests/test_ui_browser.py -k pictures
 
 bench: install
 	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

@@ -75,7 +75,8 @@ class Writer:
         self.world = world
         self.registry = Registry(world.root)
 
-    def begin(self, name: str, run_id: str, *, title: str = "kimi", **more: Any) -> str:
+    def begin(self, name: str, *, title: str = "kimi", **more: Any) -> str:
+        run_id = digest_document("test/1", ["run", name])[:12]
         self.world.runs[name] = run_id
         (self.world.root / run_id / "stages").mkdir(parents=True, exist_ok=True)
         values = {
@@ -153,10 +154,11 @@ class Writer:
 def training_events(writer: EventWriter, first: int, last: int, diverged: int = 0) -> None:
     """What a training of three TTT steps reports; at step `diverged` its loss is no number."""
     for step in range(first, last + 1):
-        values = {"loss": 8 * math.exp(-step / 40), "grad_norm": 1.5}
+        uneven = 1 + 0.06 * math.sin(step * 2.3) * math.cos(step * 0.7)
+        values = {"loss": 8 * math.exp(-step / 40) * uneven, "grad_norm": 1.5 * uneven}
         for k in range(3):
             values[f"loss_{k}"] = values["loss"] / 3 + k
-            values[f"full_acc_{k}"] = 0.8 ** (k + 1) * step / STEPS
+            values[f"full_acc_{k}"] = 0.8 ** (k + 1) * (1 - math.exp(-step / 40)) * uneven
         if step == diverged:
             values = dict.fromkeys(values, math.nan)
         writer.emit(
@@ -166,7 +168,7 @@ def training_events(writer: EventWriter, first: int, last: int, diverged: int = 
             epoch=0,
             lr=1e-4,
             values=values,
-            tokens_per_second=1000.0 + step,
+            tokens_per_second=1000.0 * uneven,
         )
         writer.progress(step, STEPS, "steps", loss=values["loss"])
     validation = {"loss_epoch": 3.5, "full_acc_0_epoch": 0.6, "full_acc_1_epoch": 0.4}
@@ -207,7 +209,7 @@ def evaluation_document(
     }
 
 
-def build(root: Path) -> World:
+def build(root: Path, *, hostile: bool = True) -> World:
     """Runs that are done, resumed, reused, failed, lost, alive, and one with hostile names."""
     world = World(root)
     writer = Writer(world)
@@ -228,7 +230,7 @@ def build(root: Path) -> World:
     release = world.record("release", "release")
 
     # A training that was killed after it had saved itself, and the run that went on with it.
-    killed = writer.begin("killed", "0a" * 6)
+    killed = writer.begin("killed")
     training = {"states": [rows.digest], "vocab": [vocab.digest]}
     writer.stage(killed, "rows", "prepare", {"sources": [source]}, {"rows": rows})
     writer.stage(killed, "vocab", "vocab", {"rows": [rows.digest]}, {"vocab": vocab})
@@ -238,7 +240,7 @@ def build(root: Path) -> World:
     writer.registry.end_run(killed, "interrupted")
     writer.events(killed, "draft", 1, RESUMED + 10)
 
-    done = writer.begin("done", "0b" * 6)
+    done = writer.begin("done")
     reused = [
         Reuse(name, found, {})
         for name, kind in (("rows", "prepare"), ("vocab", "vocab"))
@@ -288,7 +290,7 @@ def build(root: Path) -> World:
     )
     writer.registry.end_run(done, "done")
 
-    second_run = writer.begin("second", "0c" * 6)
+    second_run = writer.begin("second")
     writer.stage(
         second_run,
         "vocab",
@@ -318,7 +320,7 @@ def build(root: Path) -> World:
     )
     writer.registry.end_run(second_run, "done")
 
-    failed = writer.begin("failed", "0d" * 6)
+    failed = writer.begin("failed")
     writer.stage(
         failed,
         "draft",
@@ -332,56 +334,24 @@ def build(root: Path) -> World:
     writer.log(failed, "draft", "".join(f"line {n}\n" for n in range(1, 101)))
     writer.registry.end_run(failed, "failed")
 
-    lost = writer.begin("lost", "0e" * 6)
+    lost = writer.begin("lost")
     writer.stage(lost, "draft", "train", training, {}, disposition="running")
     writer.events(lost, "draft", 1, 30)
 
-    alive = writer.begin("running", "0f" * 6)
+    alive = writer.begin("running")
     writer.stage(alive, "draft", "train", training, {}, disposition="running")
     writer.events(alive, "draft", 1, 40)
     lock = Lock(root / alive / ALIVE)
     assert lock.acquire(wait=False)
     world.locks.append(lock)
 
-    again = writer.begin("again", "1c" * 6)
+    again = writer.begin("again")
     made = writer.registry.execution(trained)
     writer.registry.reuse_executions(again, [Reuse("draft", made, {})], [])
     writer.registry.end_run(again, "done")
 
-    hostile = writer.begin(
-        "hostile",
-        "1a" * 6,
-        title=HOSTILE,
-        manifest_path=HOSTILE,
-        manifest_text=f"name: {json.dumps(HOSTILE)}\n",
-        resolved=json.dumps({"name": HOSTILE, "stages": {"draft": {"kind": HOSTILE}}}),
-        overrides=json.dumps([f"name={HOSTILE}"]),
-        environment=json.dumps({"python": HOSTILE}),
-        host=HOSTILE,
-    )
-    named = world.record("hostile", "source", "external", label=HOSTILE)
-    held = world.record("held", "checkpoint", label=HOSTILE, files={HOSTILE: ("3" * 64, 5)})
-    writer.stage(
-        hostile,
-        "draft",
-        "train",
-        {"sources": [named]},
-        {"checkpoint": held},
-        parameters={HOSTILE: HOSTILE},
-        metrics={"val_loss": 1.0},
-    )
-    writer.stage(
-        hostile,
-        "again",
-        "train",
-        {"sources": [named.digest]},
-        {},
-        disposition="failed",
-        error=HOSTILE,
-    )
-    writer.log(hostile, "again", f"{HOSTILE}\n")
-    writer.events(hostile, "draft", 1, 5)
-    writer.registry.end_run(hostile, "failed")
+    if hostile:
+        _hostile(writer)
     writer.registry.close()
 
     world.object("score").joinpath("evaluation.json").write_text(
@@ -407,3 +377,40 @@ def build(root: Path) -> World:
         len(text).to_bytes(8, "little") + text + bytes(12)
     )
     return world
+
+
+def _hostile(writer: Writer) -> None:
+    """A run whose every name is what none should be."""
+    run_id = writer.begin(
+        "hostile",
+        title=HOSTILE,
+        manifest_path=HOSTILE,
+        manifest_text=f"name: {json.dumps(HOSTILE)}\n",
+        resolved=json.dumps({"name": HOSTILE, "stages": {"draft": {"kind": HOSTILE}}}),
+        overrides=json.dumps([f"name={HOSTILE}"]),
+        environment=json.dumps({"python": HOSTILE}),
+        host=HOSTILE,
+    )
+    named = writer.world.record("hostile", "source", "external", label=HOSTILE)
+    held = writer.world.record("held", "checkpoint", label=HOSTILE, files={HOSTILE: ("3" * 64, 5)})
+    writer.stage(
+        run_id,
+        "draft",
+        "train",
+        {"sources": [named]},
+        {"checkpoint": held},
+        parameters={HOSTILE: HOSTILE},
+        metrics={"val_loss": 1.0},
+    )
+    writer.stage(
+        run_id,
+        "again",
+        "train",
+        {"sources": [named.digest]},
+        {},
+        disposition="failed",
+        error=HOSTILE,
+    )
+    writer.log(run_id, "again", f"{HOSTILE}\n")
+    writer.events(run_id, "draft", 1, 5)
+    writer.registry.end_run(run_id, "failed")

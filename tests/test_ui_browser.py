@@ -366,7 +366,6 @@ def test_ten_thousand_runs_are_leafed_through(tmp_path: Path, visit: Callable[..
         page.get_by_role("link", name="40 file not shown").click()
         expect(page.locator("section li").filter(has_text="file")).to_have_count(many.SHARDS)
         assert there.troubles == []
-        shot(page, "lineage-many")
 
 
 def test_a_report_opens_alone(world: World, tmp_path: Path, browser: Browser) -> None:
@@ -395,7 +394,6 @@ def test_a_report_opens_alone(world: World, tmp_path: Path, browser: Browser) ->
 
 PICTURES = {
     "runs": "/runs",
-    "run-failed": "/runs/{failed}",
     "curves": "/runs/{done}/curves",
     "acceptance": "/acceptance?of={done}&of={second}",
 }
@@ -404,17 +402,22 @@ PICTURES = {
 @pytest.mark.skipif(
     "KIMI_EAGLE_SCREENSHOTS" not in os.environ, reason="pictures for the docs: `make screenshots`"
 )
-def test_pictures_for_the_docs(world: World, address: str, visit: Callable[..., Visit]) -> None:
-    there = visit(address)
-    for name, path in PICTURES.items():
-        shot(there.open(path.format(**world.runs)), name)
-    shot(there.open(f"/artifacts/{world.artifacts['release']}/lineage"), "lineage")
+def test_pictures_for_the_docs(
+    tmp_path: Path, visit: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # so that no path of this machine is in them
+    world = pages.build(Path("runs"), hostile=False)
+    with served(Path("runs")) as address:
+        there = visit(address)
+        for name, path in PICTURES.items():
+            shot(there.open(path.format(**world.runs)), name)
+        shot(there.open(f"/artifacts/{world.artifacts['release']}/lineage"), "lineage")
+    for lock in world.locks:
+        lock.release()
 
 
 def shot(page: Page, name: str) -> None:
-    """Take a picture for the docs, when they are asked for."""
-    if "KIMI_EAGLE_SCREENSHOTS" not in os.environ:
-        return
+    """Take a picture for the docs."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     path = IMAGES / f"{name}.png"
     page.screenshot(path=path)

@@ -261,9 +261,10 @@ def _scale(low: float, high: float, start: float, length: float, room: float = 0
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 5, 10, … above a value."""
+    """The next of 1, 2, 2.5, 5, 10, … above a value."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(power * factor for factor in (1, 2, 5, 10) if value <= power * factor * 1.0001)
+    factors = (1, 2, 2.5, 5, 10)
+    return next(power * factor for factor in factors if value <= power * factor * 1.0001)
 
 
 def _label(value: float) -> str:

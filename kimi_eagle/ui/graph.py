@@ -5,8 +5,9 @@ The drawing is for the eye and the mouse: the tree beside it says the same, link
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -15,8 +16,10 @@ from kimi_eagle.records import Node
 from kimi_eagle.registry.neighbourhood import DOWN, UP, Fold, Neighbourhood
 from kimi_eagle.terminal import cut
 
-_WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 168, 40, 56, 12, 8
-_LABEL = 22
+_WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 150, 40, 44, 12, 8
+_LABEL = 20
+# What the name of an edge's place in a column begins with.
+_PASSING = "\0"
 
 Address = Callable[[str], str | None]
 """From a digest or a fold's id to where it leads; None where there are no links."""
@@ -65,29 +68,28 @@ def tree(found: Neighbourhood, direction: str) -> list[Branch]:
 
 def draw(found: Neighbourhood, artifact: Address, expand: Callable[[Fold], str | None]) -> Markup:
     """The drawing; links go where the two functions say."""
-    columns = columns_of(found)
-    places: dict[str, tuple[float, float]] = {}
-    tallest = max(len(column) for column in columns)
-    height = 2 * _EDGE + tallest * (_HIGH + _GAP_Y) - _GAP_Y
-    width = 2 * _EDGE + len(columns) * (_WIDE + _GAP_X) - _GAP_X
-    for number, column in enumerate(columns):
-        left = float(_EDGE + number * (_WIDE + _GAP_X))
-        start = (height - len(column) * (_HIGH + _GAP_Y) + _GAP_Y) / 2
-        for row, item in enumerate(column):
-            places[item] = (left, start + row * (_HIGH + _GAP_Y))
     folds = {fold.id: fold for fold in found.folds}
-    parts = [
-        _edge(places, edge.source, edge.target, edge.stage or "member") for edge in found.edges
-    ]
+    edges = [(edge.source, edge.target, edge.stage or "member") for edge in found.edges]
     for fold in folds.values():
         pair = (fold.id, fold.parent) if fold.direction == UP else (fold.parent, fold.id)
-        parts.append(_edge(places, *pair, fold.stage or "member"))
+        edges.append((*pair, fold.stage or "member"))
+    columns, ways = _routed(columns_of(found), edges)
+    heights = [sum(_high(item) + _GAP_Y for item in column) - _GAP_Y for column in columns]
+    height = 2 * _EDGE + max(heights)
+    width = 2 * _EDGE + len(columns) * (_WIDE + _GAP_X) - _GAP_X
+    places: dict[str, tuple[float, float]] = {}
+    for number, column in enumerate(columns):
+        y = (height - heights[number]) / 2
+        for item in column:
+            places[item] = (float(_EDGE + number * (_WIDE + _GAP_X)), y)
+            y += _high(item) + _GAP_Y
+    parts = [_edge(places, way, by) for way, by in ways]
     for item, (x, y) in places.items():
         if item in folds:
             fold = folds[item]
             count = f"{fold.count}{'+' if fold.more else ''} {fold.kind}"
             parts.append(_box(x, y, "fold", count, "not shown", expand(fold)))
-        else:
+        elif item in found.nodes:
             node = found.nodes[item]
             look = "centre" if item == found.centre else "node"
             if node.state in ("evicted", "missing"):
@@ -128,7 +130,7 @@ def columns_of(found: Neighbourhood) -> list[list[str]]:
     columns: list[list[str]] = [[] for _ in range(max(depth.values()) - lowest + 1)]
     for item, at in depth.items():
         columns[at - lowest].append(item)
-    return _ordered([column for column in columns if column], above)
+    return [column for column in columns if column]
 
 
 def _depth(item: str, above: Mapping[str, set[str]], depth: dict[str, int]) -> int:
@@ -146,28 +148,66 @@ def _depth(item: str, above: Mapping[str, set[str]], depth: dict[str, int]) -> i
 
 
 def _ordered(columns: list[list[str]], above: Mapping[str, set[str]]) -> list[list[str]]:
-    """Each column in the order of what it came from, so that few edges cross."""
+    """Each column in the order of what it came from, so that few edges cross; then of what came of
+    it, from the right."""
+    below: dict[str, set[str]] = {}
+    for item, sources in above.items():
+        for source in sources:
+            below.setdefault(source, set()).add(item)
     rank: dict[str, float] = {}
-    for column in columns:
-        column.sort(
-            key=lambda one: (
-                sum(rank.get(source, 0.5) for source in above[one]) / (len(above[one]) or 1)
-                if above[one]
-                else 0.5
-            )
-        )
-        for place, item in enumerate(column):
-            rank[item] = (place + 0.5) / len(column)
+    for order, beside in ((columns, above), (columns[::-1], below), (columns, above)):
+        for column in order:
+            by = {one: _middle(beside.get(one, ()), rank) for one in column}
+            column.sort(key=by.__getitem__)
+            rank |= {item: (place + 0.5) / len(column) for place, item in enumerate(column)}
     return columns
 
 
-def _edge(places: Mapping[str, tuple[float, float]], source: str, target: str, by: str) -> Markup:
-    (x1, y1), (x2, y2) = places[source], places[target]
-    x1, y1, y2 = x1 + _WIDE, y1 + _HIGH / 2, y2 + _HIGH / 2
-    bend = max((x2 - x1) / 2, 16)
-    return Markup(
-        '<path class="edge" d="M{} {}C{} {} {} {} {} {}"><title>{}</title></path>'
-    ).format(*(round(value) for value in (x1, y1, x1 + bend, y1, x2 - bend, y2, x2, y2)), by)
+def _middle(others: Collection[str], rank: Mapping[str, float]) -> float:
+    known = [rank[other] for other in others if other in rank]
+    return sum(known) / len(known) if known else 0.5
+
+
+def _routed(
+    columns: Sequence[Sequence[str]], edges: Sequence[tuple[str, str, str]]
+) -> tuple[list[list[str]], list[tuple[list[str], str]]]:
+    """The columns with room for edges that pass through them, in an order in which few cross, and
+    of each edge what it leads along. Edges of one source go together as far as they can."""
+    at = {item: number for number, column in enumerate(columns) for item in column}
+    wider = [list(column) for column in columns]
+    above: dict[str, set[str]] = {item: set() for item in at}
+    ways: list[tuple[list[str], str]] = []
+    for source, target, by in edges:
+        way = [source]
+        for number in range(at[source] + 1, at[target]):
+            passing = f"{_PASSING}{number}.{source}"
+            if passing not in above:
+                above[passing] = {way[-1]}
+                wider[number].append(passing)
+            way.append(passing)
+        above[target].add(way[-1])
+        ways.append(([*way, target], by))
+    return _ordered(wider, above), ways
+
+
+def _high(item: str) -> int:
+    """The height that an item takes; an edge that passes takes little."""
+    return _HIGH // 4 if item.startswith(_PASSING) else _HIGH
+
+
+def _edge(places: Mapping[str, tuple[float, float]], way: Sequence[str], by: str) -> Markup:
+    parts = []
+    for item, following in pairwise(way):
+        x, y = places[item]
+        to_x, to_y = places[following]
+        x, y, to_y = x + _WIDE, y + _high(item) / 2, to_y + _high(following) / 2
+        bend = (to_x - x) / 2
+        if item == way[0]:
+            parts.append(f"M{x:.0f} {y:.0f}")
+        parts.append(f"C{x + bend:.0f} {y:.0f} {to_x - bend:.0f} {to_y:.0f} {to_x:.0f} {to_y:.0f}")
+        if following != way[-1]:
+            parts.append(f"H{to_x + _WIDE:.0f}")
+    return Markup('<path class="edge" d="{}"><title>{}</title></path>').format("".join(parts), by)
 
 
 def _box(x: float, y: float, look: str, top: str, name: str, href: str | None) -> Markup:

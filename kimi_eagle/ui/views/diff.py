@@ -28,6 +28,7 @@ def diff(asked: Asked) -> View:
             trouble = str(error)
     whole = asked.flag("all")
     document = {**found.document(whole=whole), "weights_trouble": trouble}
+    maps = vocab_maps(found)
     outputs = [weights_of(side) for side in sides]
     more = {
         "found": found,
@@ -37,7 +38,9 @@ def diff(asked: Asked) -> View:
         "sections": _sections(found, whole=whole),
         "whole": whole,
         "hidden": len(found.leaves) - len(found.different),
-        "vocab_maps": vocab_maps(found),
+        "vocab_maps": maps,
+        # Of the maps it is told in a line of its own.
+        "warnings": [w for w in found.verdict.warnings if not (maps and "vocab maps" in w)],
         "trouble": trouble,
         "tensors": list(found.weights.rows(whole=whole))[:_TENSORS] if found.weights else [],
         "header": HEADER,

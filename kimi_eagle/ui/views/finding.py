@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kimi_eagle.coordinator import LOST, as_it_is
 from kimi_eagle.records import ArtifactRecord, RunRecord
 from kimi_eagle.registry.search import RUN, Search
@@ -45,7 +43,3 @@ def lost_runs(asked: Asked) -> frozenset[str]:
         if run is not None and as_it_is(asked.root, run, asked.registry.run).status == LOST:
             found.add(run_id)
     return frozenset(found)
-
-
-def as_lost(run: RunRecord, lost: frozenset[str]) -> RunRecord:
-    return replace(run, status=LOST) if run.id in lost and run.status == "running" else run

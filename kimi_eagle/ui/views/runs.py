@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from kimi_eagle.coordinator import LOST, RUNNING
 from kimi_eagle.registry.browse import PAGE, RunRow, count_runs, runs_page
 from kimi_eagle.registry.search import RUN, Search
 from kimi_eagle.registry.store import AmbiguousDigest, UnknownDigest
@@ -13,7 +14,7 @@ from kimi_eagle.registry.terms import Term, terms
 from kimi_eagle.ui import chart
 from kimi_eagle.ui.trainings import spark
 from kimi_eagle.ui.view import Asked, Moved, View, address
-from kimi_eagle.ui.views.finding import as_lost, lost_runs
+from kimi_eagle.ui.views.finding import lost_runs
 
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 
@@ -43,7 +44,7 @@ def runs(asked: Asked) -> View | Moved:
         before=before,
         after=asked.number("after") if after else None,
     )
-    rows = [replace(row, run=as_lost(row.run, lost)) for row in page.rows]
+    rows = [_as_it_is(row, lost) for row in page.rows]
     total = count_runs(asked.registry, [], lost)
     matching = count_runs(asked.registry, found, lost) if found else total
     document: dict[str, Any] = {
@@ -66,6 +67,14 @@ def runs(asked: Asked) -> View | Moved:
         "size": PAGE,
     }
     return View("runs.html", "Runs", document, more, live=True)
+
+
+def _as_it_is(row: RunRow, lost: frozenset[str]) -> RunRow:
+    """The row; what was under way in a run that is lost is lost with it."""
+    if row.run.status != RUNNING or row.run.id not in lost:
+        return row
+    counts = {LOST if how == RUNNING else how: count for how, count in row.counts.items()}
+    return replace(row, run=replace(row.run, status=LOST), counts=counts)
 
 
 def _spark(asked: Asked, row: RunRow) -> Any:
