@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ui-") as folder:
         root = Path(folder)
         made = seed(root, runs=given.runs, drafts=lambda number: 14 if number % 40 == 1 else 1)
-        long = made.runs[0]
+        wide, long = made.runs[0], made.runs[1]
         write_training(root, long, "train")
         draft, middle = made.drafts[0], made.runs[len(made.runs) // 2]
         pages = {
@@ -45,7 +45,7 @@ def main() -> None:
             "runs_name": "/runs?q=project-77",
             "runs_none": "/runs?q=state:failed+nothing-is-called-so",
             "run": f"/runs/{middle}",
-            "run_of_fourteen": f"/runs/{long}",
+            "run_of_fourteen": f"/runs/{wide}",
             "inputs": f"/runs/{middle}/inputs",
             "artifact": f"/artifacts/{draft}",
             "artifact_of_all": f"/artifacts/{made.verifier}",
@@ -54,8 +54,8 @@ def main() -> None:
             "lineage_of_all": f"/artifacts/{made.verifier}/lineage",
             "diff": f"/diff?a={middle}&b={made.runs[-1]}",
             "acceptance": "/acceptance",
-            "curves_first": f"/runs/{long}/curves?stage=train",
-            "curves": f"/runs/{long}/curves?stage=train",
+            "curves_first": f"/runs/{long}/curves",
+            "curves": f"/runs/{long}/curves",
             "curve_data": f"/runs/{long}/curves/train/accuracy",
         }
         taken: dict[str, float] = {}
