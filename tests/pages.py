@@ -350,6 +350,20 @@ def build(root: Path, *, hostile: bool = True) -> World:
     writer.registry.reuse_executions(again, [Reuse("draft", made, {})], [])
     writer.registry.end_run(again, "done")
 
+    sweep = writer.begin("sweep")
+    for lr, loss in ((1e-4, 3.5), (3e-4, 3.1)):
+        made_by = world.record(f"draft of {lr}", "checkpoint")
+        writer.stage(
+            sweep,
+            f"draft--lr-{lr}",
+            "train",
+            training,
+            {"checkpoint": made_by},
+            parameters={"lr": lr, "ttt_steps": 3},
+            metrics={"val_loss": loss},
+        )
+    writer.registry.end_run(sweep, "done")
+
     if hostile:
         _hostile(writer)
     writer.registry.close()
@@ -371,12 +385,16 @@ def build(root: Path, *, hostile: bool = True) -> World:
             }
         )
     )
-    header = {"fc.weight": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}
-    text = json.dumps(header).encode()
-    world.object("draft").joinpath("model.safetensors").write_bytes(
-        len(text).to_bytes(8, "little") + text + bytes(12)
-    )
+    for name, value in (("draft", b"\x80\x3f"), ("second draft", b"\x00\x40")):
+        _weights(world.object(name) / "model.safetensors", value * 6)
     return world
+
+
+def _weights(path: Path, data: bytes) -> None:
+    """A safetensors file of one tensor."""
+    entry = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, len(data)]}
+    header = json.dumps({"fc.weight": entry}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
 
 
 def _hostile(writer: Writer) -> None:

@@ -318,6 +318,31 @@ def test_a_diff_shows_what_changed_and_warns_of_two_vocab_maps(
     assert "vocab maps" not in same
 
 
+@pytest.mark.slow
+def test_weights_are_compared_when_that_is_asked_for(world: World, client: TestClient) -> None:
+    query = f"a={world.runs['done']}&b={world.runs['second']}"
+    assert f"{query.replace('&', '&amp;')}&amp;weights=1" in client.get(f"/diff?{query}").text
+    document = client.get(f"/diff.json?{query}&weights=1").json()
+    (tensor,) = document["weights"]
+    # Ones and twos: the difference is as large as the first.
+    assert tensor["name"] == "fc.weight"
+    assert tensor["relative"] == pytest.approx(1.0)
+    assert "fc.weight" in client.get(f"/diff?{query}&weights=1").text
+
+
+def test_the_trainings_of_a_search_stand_in_order(world: World, client: TestClient) -> None:
+    run = world.runs["sweep"]
+    ranking = client.get(f"/runs/{run}.json").json()["ranking"]
+    assert [trial["stage"] for trial in ranking["trials"]] == [
+        "draft--lr-0.0003",
+        "draft--lr-0.0001",
+    ]
+    assert ranking["varied"] == ["lr"]
+    text = client.get(f"/runs/{run}").text
+    assert f'href="/runs/{run}/curves?stage=draft--lr-0.0003"' in text
+    assert client.get(f"/runs/{world.runs['done']}.json").json()["ranking"] is None
+
+
 # Search
 
 
@@ -331,6 +356,8 @@ def test_the_search_box_takes_terms(world: World, client: TestClient) -> None:
     assert found("state:failed kimi") == {"failed"}
     assert found("stage:evaluate") == found("stage:score") == {"done", "second"}
     assert found(f"artifact:{world.artifacts['draft'][:10]}") == {"done", "again"}
+    assert found("since:2d kimi") == set(world.runs) - {"hostile"}
+    assert found("since:yesterday") == set()
     assert found("name:k?mi since:2020-01-01") == set(world.runs) - {"hostile"}
     assert found(f"{world.runs['done'][:5]} kimi") == {"done"}
     assert found("state:interrupted") == {"killed"}
@@ -340,7 +367,7 @@ def test_no_match_says_which_term_excluded_everything(world: World, client: Test
     text = client.get("/runs?q=state:done+stage:nothing").text
     assert f"None of {len(world.runs)} runs" in text
     rows = text.split("<tbody>")[1].split("<tr>")[1:]
-    assert [row.split('class="n">')[1].split("<")[0] for row in rows] == ["3", "0"]
+    assert [row.split('class="n">')[1].split("<")[0] for row in rows] == ["4", "0"]
 
 
 # Reports

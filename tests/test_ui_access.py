@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -134,14 +136,37 @@ def test_a_port_that_is_taken_is_told_or_another_is_found() -> None:
             listen("127.0.0.1", taken)
 
 
+def serving(root: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "kimi_eagle", "--root", str(root), "ui", "--port", "0"]
+    return subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_what_others_may_reach_is_known_by_the_names_of_this_machine(tmp_path: Path) -> None:
+    Registry(tmp_path).close()
+    process = serving(tmp_path, "--host", "0.0.0.0")
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        name = socket.gethostname()
+        assert address.startswith(f"http://{name}:")
+        port = address.partition("/?")[0].rpartition(":")[2]
+        for host, status in ((name, 200), ("evil.example", 421)):
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
+            headers = {"Host": f"{host}:{port}", "Authorization": f"Bearer {address.split('=')[1]}"}
+            connection.request("GET", "/runs", headers=headers)
+            assert connection.getresponse().status == status
+            connection.close()
+    finally:
+        process.terminate()
+        _, told = process.communicate(timeout=20)
+    assert "unencrypted" in told
+
+
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     Registry(tmp_path).close()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kimi_eagle", "--root", str(tmp_path), "ui", "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = serving(tmp_path)
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from kimi_eagle.commands.parsing import DONE, Subparsers, command, count
 
@@ -29,10 +30,17 @@ def run(options: argparse.Namespace) -> int:
     from kimi_eagle.commands.parsing import needs_ui
 
     with needs_ui():
+        from kimi_eagle.ui.access import LOOPBACK
         from kimi_eagle.ui.server import serve
 
     def announce(address: str) -> None:
         print(address, flush=True)
+        if options.host not in LOOPBACK:
+            print(
+                "this can be reached from elsewhere, and what is shown crosses the network "
+                "unencrypted, token included; `ssh -L` to loopback does not",
+                file=sys.stderr,
+            )
 
     serve(options.root, options.host, options.port, announce)
     return DONE

@@ -4,7 +4,7 @@ state:failed   of this status, `lost` and `running` told apart
 stage:train    with a stage of this name or kind
 name:kimi-*    of a manifest with this name; `*` and `?` as in a shell
 kind:submit    or reproduce
-since:2026-12-01   started at or after this time, as the registry writes it
+since:2d       started so long ago at the most, or since a date or time in UTC
 artifact:9c41  that made this artifact or took it in, by the start of its hash
 anything else  the start of the run's id, or a part of its manifest's name
 """
@@ -12,7 +12,10 @@ anything else  the start of the run's id, or a part of its manifest's name
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+from kimi_eagle.clock import since
 
 RUNNING, LOST = "running", "lost"
 
@@ -74,6 +77,10 @@ def terms(text: str) -> list[Term]:
     for word in text.split():
         name, colon, value = word.partition(":")
         known = bool(colon) and name in NAMES and bool(value)
+        if known and name == "since":
+            known = False
+            with suppress(ValueError):
+                value, known = since(value), True
         found.append(Term(word, name if known else "", value if known else word))
     return found
 

@@ -24,7 +24,7 @@ from kimi_eagle.ui.view import Asked, View
 from kimi_eagle.ui.views import curves, run
 from kimi_eagle.ui.views.acceptance import held_together
 
-_TRAININGS, _DEPTH = 12, 8
+_STAGES, _TRAININGS, _DEPTH = 2000, 12, 8
 # Of these the lineage is shown, of the first that the run has; else of the last that it made.
 _ENDS = ("release", "evaluation", "checkpoint")
 
@@ -55,7 +55,7 @@ def write(root: Path, prefix: str, path: Path) -> Written:
 
 def _view(root: Path, registry: ReadRegistry, found: RunRecord) -> View:
     asked = Asked(root, registry, {})
-    shown = run.run(asked, found.id)
+    shown = run.run(asked, found.id, most=_STAGES)
     assert isinstance(shown, View), "its whole id was given"
     reader = TrainingReader(root)
     stages = curves.trained(asked, found)

@@ -28,12 +28,15 @@ def serve(root: Path, host: str, port: int | None, announce: Callable[[str], Non
     bound = listening.getsockname()[1]
     token = secrets.token_urlsafe(24)
     hosts = {*LOOPBACK, host.lower()}
+    if host not in LOOPBACK:
+        hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     app = Access(site(root), token=token, hosts=hosts, port=bound)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off"
     )
     server = uvicorn.Server(config)
-    name = f"[{host}]" if ":" in host else host
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 (not bound)
+    name = f"[{name}]" if ":" in name else name
     announce(f"http://{name}:{bound}/?{TOKEN}={token}")
     server.run(sockets=[listening])
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from kimi_eagle import environments
+from kimi_eagle import environments, ranking
 from kimi_eagle.coordinator import LOST, RUNNING, ended_with
 from kimi_eagle.difference import flat
 from kimi_eagle.plan import differences
@@ -25,13 +25,15 @@ STAGES = 100
 TABS = ("", "curves", "config", "inputs", "log", "environment")
 _GOOD = ("executed", "reused", "reproduced")
 _LINES = 400
+_RANKED = 50
 
 
-def run(asked: Asked, run_id: str) -> View | Moved:
+def run(asked: Asked, run_id: str, most: int = STAGES) -> View | Moved:
+    """Args: `most`: stages on a page."""
     found = run_at(asked, run_id)
     if isinstance(found, Moved):
         return found
-    stages, following = stages_page(asked.registry, found.id, asked.number("after"), STAGES)
+    stages, following = stages_page(asked.registry, found.id, asked.number("after"), most)
     stages = ended_with(found, stages)
     rows = [stage_row(asked, stage) for stage in stages]
     ended = dispositions(asked.registry, found.id)
@@ -45,6 +47,7 @@ def run(asked: Asked, run_id: str) -> View | Moved:
         "stages": rows,
         "next": address(f"/runs/{found.id}.json", after=following) if following else None,
         "failed": {name: one.document() for name, one in tails.items()},
+        "ranking": _ranking(asked, found),
         "would_run_again": left if found.status not in ("done", RUNNING) else [],
         "waiting": left if found.status == RUNNING else [],
     }
@@ -54,6 +57,18 @@ def run(asked: Asked, run_id: str) -> View | Moved:
         "next": address(f"/runs/{found.id}", after=following) if following else None,
     }
     return View("run.html", title(found), document, more, live=found.status == RUNNING)
+
+
+def _ranking(asked: Asked, found: RunRecord) -> dict[str, Any] | None:
+    """The trainings of a run in order, where it has several: the variants of a matrix."""
+    (count,) = asked.registry.database.ask(
+        "select count(*) from executions where run_id = ? and kind = 'train'", (found.id,)
+    )[0]
+    if count < 2:
+        return None
+    ranked = ranking.of_run(asked.registry, found.id).document()
+    trials = ranked["trials"]
+    return {**ranked, "trials": trials[:_RANKED], "not_shown": max(len(trials) - _RANKED, 0)}
 
 
 def title(found: RunRecord) -> str:
