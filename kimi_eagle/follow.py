@@ -38,9 +38,9 @@ class StageEvents(EventReader):
         self._attempt = f"{run_id}-{stage}-"
         super().__init__(self._kept)
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> list[bytes]:
         self._path = self.place
-        yield from super().new()
+        return super().lines()
 
     @property
     def place(self) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,21 +106,20 @@ class EventReader:
         return self._offset
 
     def new(self) -> Iterator[dict[str, Any]]:
-        yield from self.read(lambda _line: True)
+        for line in self.lines():
+            yield json.loads(line)
 
-    def read(self, wanted: Callable[[bytes], bool]) -> Iterator[dict[str, Any]]:
-        """The new events whose lines are wanted; the others are not parsed."""
+    def lines(self) -> list[bytes]:
+        """The new events as they were written."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return
+            return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        for line in data[:whole].splitlines():
-            if wanted(line):
-                yield json.loads(line)
+        return data[:whole].splitlines()
 
 
 def _finite(value: Any) -> Any:

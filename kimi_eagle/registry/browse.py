@@ -180,28 +180,30 @@ def dispositions(registry: Registry, run_id: str) -> dict[str, str]:
 def made_before(registry: Registry, stage: ExecutionRecord) -> ExecutionRecord | None:
     """The latest execution before this one of its kind that came to its end, by the same name if
     there is one."""
-    for which, values in (("and stage = ?", (stage.stage,)), ("", ())):
+    # Without the name by the order they came in (`+`): of a kind there may be very many.
+    for which in ("kind = ? and stage = ?", "+kind = ? and ? is not null"):
         rows = registry.database.ask(
-            f"select {EXECUTION} from executions where kind = ? {which} "  # noqa: S608
+            f"select {EXECUTION} from executions where {which} "  # noqa: S608
             "and disposition = 'executed' and id < ? order by id desc limit 1",
-            (stage.kind, *values, stage.id),
+            (stage.kind, stage.stage, stage.id),
         )
         if rows:
             return execution_record(rows[0])
     return None
 
 
-def inputs_of(registry: Registry, execution: int, limit: int = 200) -> list[Input]:
-    """What an execution took in, by role."""
-    return [
-        Input(*row)
-        for row in registry.database.ask(
-            "select i.role, i.position, i.digest, a.kind, a.label, a.bytes, a.state "
-            "from execution_inputs i join artifacts a on a.digest = i.digest "
-            "where i.execution = ? order by i.role, i.position limit ?",
-            (execution, limit),
-        )
-    ]
+def inputs_of(registry: Registry, execution: int, size: int) -> tuple[list[Input], int]:
+    """What an execution took in, by role; and how much more it took in than is given here."""
+    rows = registry.database.ask(
+        "select i.role, i.position, i.digest, a.kind, a.label, a.bytes, a.state "
+        "from execution_inputs i join artifacts a on a.digest = i.digest "
+        "where i.execution = ? order by i.role, i.position limit ?",
+        (execution, size),
+    )
+    (count,) = registry.database.ask(
+        "select count(*) from execution_inputs where execution = ?", (execution,)
+    )[0]
+    return [Input(*row) for row in rows], count - len(rows)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import math
 import re
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -147,19 +148,11 @@ class Training:
         return next((chart for chart in self.charts if chart.name == name), None)
 
 
-class _Metrics(StageEvents):
-    """The events with figures alone: others are skipped without being parsed."""
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        self._path = self.place
-        yield from self.read(lambda line: b'"metric"' in line)
-
-
 @dataclass
 class _Read:
     """What was read of one file of events so far."""
 
-    events: _Metrics
+    events: StageEvents
     curves: Curves = field(default_factory=Curves)
     found: dict[str, Series] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
@@ -198,15 +191,15 @@ class TrainingReader:
     def _series(self, run_id: str, stage: str) -> dict[str, Series]:
         key = (run_id, stage)
         with self._lock:
-            read = self._kept.pop(key, None) or _Read(_Metrics(self._root, run_id, stage))
+            read = self._kept.pop(key, None) or _Read(StageEvents(self._root, run_id, stage))
             self._kept[key] = read
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         with read.lock:
             if _size(read.events.place) < read.events.offset:  # another attempt began
-                read.events = _Metrics(self._root, run_id, stage)
+                read.events = StageEvents(self._root, run_id, stage)
                 read.curves, read.found = Curves(), {}
-            for event in _whole(read.events):
+            for event in _figures(read.events):
                 _take(read, event)
             return {tag: series.copy() for tag, series in read.found.items()}
 
@@ -218,11 +211,19 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _whole(events: _Metrics) -> Iterable[dict[str, Any]]:
+def _figures(events: StageEvents) -> Iterator[dict[str, Any]]:
+    """The new events with figures; others are skipped unparsed, and so is what is damaged, which
+    is for `verify` to tell of."""
     try:
-        return [event for event in events.new() if isinstance(event, dict)]
-    except (OSError, json.JSONDecodeError):
-        return []  # a damaged file is for `verify` to tell of
+        lines = events.lines()
+    except OSError:
+        return
+    for line in lines:
+        if b'"metric"' in line:
+            with suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
 
 
 def _take(read: _Read, event: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ STAGES = 100
 TABS = ("", "curves", "config", "inputs", "log", "environment")
 _GOOD = ("executed", "reused", "reproduced")
 _LINES = 400
-_RANKED = 50
+_RANKED, _INPUTS, _FAILED = 50, 50, 3
 
 
 def run(asked: Asked, run_id: str, most: int = STAGES) -> View | Moved:
@@ -38,7 +38,7 @@ def run(asked: Asked, run_id: str, most: int = STAGES) -> View | Moved:
     rows = [stage_row(asked, stage) for stage in stages]
     ended = dispositions(asked.registry, found.id)
     failed = [name for name, how in ended.items() if how == "failed"]
-    tails = {name: tail(asked.root, found.id, name, FAILED_LINES) for name in failed[:3]}
+    tails = {name: tail(asked.root, found.id, name, FAILED_LINES) for name in failed[:_FAILED]}
     texts = asked.registry.run_texts(found.id)
     named = json.loads(texts["resolved"]).get("stages", {})
     left = [name for name in named if ended.get(name) not in _GOOD]
@@ -47,6 +47,7 @@ def run(asked: Asked, run_id: str, most: int = STAGES) -> View | Moved:
         "stages": rows,
         "next": address(f"/runs/{found.id}.json", after=following) if following else None,
         "failed": {name: one.document() for name, one in tails.items()},
+        "failed_not_shown": failed[_FAILED:],
         "ranking": _ranking(asked, found),
         "would_run_again": left if found.status not in ("done", RUNNING) else [],
         "waiting": left if found.status == RUNNING else [],
@@ -171,12 +172,14 @@ def inputs(asked: Asked, run_id: str) -> View | Moved:
     stages, following = stages_page(asked.registry, found.id, asked.number("after"), STAGES // 4)
     rows = []
     for stage in stages:
+        taken, hidden = inputs_of(asked.registry, stage.id, _INPUTS)
         outputs = [(role, asked.registry.artifact(d)) for role, d in stage.outputs.items()]
         rows.append(
             {
                 "name": stage.stage,
                 "kind": stage.kind,
-                "inputs": [asdict(item) for item in inputs_of(asked.registry, stage.id)],
+                "inputs": [asdict(item) for item in taken],
+                "inputs_not_shown": hidden,
                 "outputs": [
                     {
                         "role": role,
