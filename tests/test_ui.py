@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -15,11 +17,13 @@ from conftest import Answer, Project
 from pages import DIVERGED, HOSTILE, RESUMED, STEPS, World
 from starlette.testclient import TestClient
 
+from kimi_eagle.job import EventWriter
 from kimi_eagle.registry import reading
 from kimi_eagle.registry.reading import ReadRegistry
 from kimi_eagle.registry.schema import FILE, RegistryError
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.ui.site import site
+from kimi_eagle.ui.trainings import TrainingReader
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +211,44 @@ def test_a_resumed_training_is_one_curve_with_its_gap(world: World, client: Test
     text = client.get(f"/runs/{done}/curves").text
     assert f"resumed after step {RESUMED}" in text
     assert f"training is no finite number from step {DIVERGED} on" in text
+
+
+def test_a_second_attempt_does_not_go_on_with_the_curves_of_the_first(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    world = World(tmp_path)
+    writer = pages.Writer(world)
+    run = writer.begin("run")
+    number = writer.stage(run, "draft", "train", {}, {}, disposition="running")
+    stage = registry.execution(number)
+    reader = TrainingReader(tmp_path)
+    points = []
+    for attempt, steps in (("one", 30), ("one", 35), ("two", 40)):
+        folder = tmp_path / ".staging" / f"{run}-draft-{attempt}"
+        if not folder.exists():
+            shutil.rmtree(tmp_path / ".staging", ignore_errors=True)
+            folder.mkdir(parents=True)
+        first = points[-1] + 1 if points and attempt == "one" else 1
+        pages.training_events(EventWriter(folder / "events.ndjson"), first, steps)
+        (loss, *_) = reader.training(registry, stage).charts[0].lines
+        points.append(len(loss.series.steps))
+        assert loss.series.steps == list(range(1, steps + 1))
+    assert points == [30, 35, 40]
+    registry.close()
+    writer.registry.close()
+
+
+def test_a_training_that_never_had_a_number_says_so(tmp_path: Path) -> None:
+    writer = pages.Writer(World(tmp_path))
+    run = writer.begin("run")
+    writer.stage(run, "draft", "train", {}, {}, disposition="failed", error="no number")
+    path = tmp_path / run / "stages" / "draft.events"
+    EventWriter(path).emit("metric", split="train", step=1, epoch=0, values={"loss": math.nan})
+    with path.open("ab") as file:  # as a machine that went down leaves it
+        file.write(b'{"event": "metric", "spl\0\0\n')
+    writer.registry.close()
+    with TestClient(site(tmp_path)) as client:
+        text = client.get(f"/runs/{run}/curves").text
+    assert "nothing that it reported is a finite number" in text
 
 
 def test_the_data_behind_a_chart_is_all_of_it(world: World, client: TestClient) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from kimi_eagle.curves import SIMULATED, Curves
 from kimi_eagle.follow import StageEvents
+from kimi_eagle.job import EVENTS
 from kimi_eagle.records import ExecutionRecord
 from kimi_eagle.registry.browse import resumed_from
 from kimi_eagle.registry.store import Registry
@@ -143,6 +144,8 @@ class Training:
     charts: tuple[Chart, ...]
     resumed: tuple[int, ...] = ()
     """The steps after which it went on from a saved checkpoint."""
+    diverged: bool = False
+    """Whether it has reported, and nothing of it was a number."""
 
     def chart(self, name: str) -> Chart | None:
         return next((chart for chart in self.charts if chart.name == name), None)
@@ -153,6 +156,8 @@ class _Read:
     """What was read of one file of events so far."""
 
     events: StageEvents
+    attempt: Path | None = None
+    """The staging folder that it was in while the stage ran."""
     curves: Curves = field(default_factory=Curves)
     found: dict[str, Series] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
@@ -184,8 +189,14 @@ class TrainingReader:
             }
             resumed.append(earlier.step)
             at = earlier.execution
+        shown = charts(found)
         return Training(
-            stage.stage, made.run_id, stage.disposition, charts(found), tuple(sorted(resumed))
+            stage.stage,
+            made.run_id,
+            stage.disposition,
+            shown,
+            tuple(sorted(resumed)),
+            bool(found) and not shown,
         )
 
     def _series(self, run_id: str, stage: str) -> dict[str, Series]:
@@ -196,9 +207,13 @@ class TrainingReader:
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         with read.lock:
-            if _size(read.events.place) < read.events.offset:  # another attempt began
+            place = read.events.place
+            attempt = place.parent if place.name == EVENTS else read.attempt
+            if attempt != (read.attempt or attempt) or _size(place) < read.events.offset:
+                # Another attempt has begun: what the one before it reported is not of this.
                 read.events = StageEvents(self._root, run_id, stage)
                 read.curves, read.found = Curves(), {}
+            read.attempt = attempt
             for event in _figures(read.events):
                 _take(read, event)
             return {tag: series.copy() for tag, series in read.found.items()}
