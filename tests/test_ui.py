@@ -453,6 +453,7 @@ def test_a_report_that_cannot_be_written_leaves_what_was_there(
 # Real runs, and registries that cannot be read
 
 
+@pytest.mark.slow
 def test_a_run_that_really_ran_is_shown(first_run: tuple[Project, Answer]) -> None:
     project, answer = first_run
     with TestClient(site(project.root)) as client:

@@ -209,6 +209,7 @@ def test_a_real_run_is_followed_to_its_end(
             # The list takes the run in by itself, and so does its own page what comes of it.
             expect(rows).to_have_count(2)
             expect(rows.first).to_contain_text("▶ running")
+            expect(there.page.get_by_role("status")).to_contain_text(": running")
             rows.first.get_by_role("link").first.click()
             page = there.page
             stage = page.locator("tr", has=page.get_by_role("rowheader", name="vocab"))

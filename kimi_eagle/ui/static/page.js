@@ -4,7 +4,9 @@
 
 const AGAIN = 2000;
 const ALREADY = 150;
+// Spoken to those who listen, so only what matters; when it was updated is for those who look.
 const status = document.getElementById("live");
+const updated = document.getElementById("updated");
 
 // A page that may change asks for itself again and takes over the parts that changed; as long as
 // nothing did, the server answers 304.
@@ -37,20 +39,30 @@ function take(page) {
     location.reload(); // a part came or went
     return;
   }
-  let changed = false;
+  const before = states(document);
   for (const fresh of page.querySelectorAll("[data-part]")) {
     const old = document.querySelector(`[data-part="${CSS.escape(fresh.dataset.part)}"]`);
     if (sources.get(old) === fresh.innerHTML) continue;
-    changed = true;
     const kept = keep(old);
     sources.set(fresh, fresh.innerHTML);
     old.replaceWith(fresh);
     ready(fresh);
     kept(fresh);
+    if (updated) updated.textContent = `Updated ${new Date().toLocaleTimeString()}.`;
   }
-  if (changed) tell(`Updated ${new Date().toLocaleTimeString()}`);
+  const news = [...states(document)].filter(([name, state]) => before.get(name) !== state);
+  if (news.length) tell(news.slice(0, 3).map(([name, state]) => `${name}: ${state}`).join("; "));
   asking = page.body.hasAttribute("data-live");
   if (!asking) tell("It has ended: this is how it came out");
+}
+
+// What every row of a table is called, and the word for its state.
+function states(page) {
+  const rows = [...page.querySelectorAll("tr")].filter((row) => row.querySelector(".state"));
+  return new Map(rows.map((row) => [
+    row.querySelector("th[scope=row], code")?.textContent ?? "",
+    row.querySelector(".state").lastChild.textContent.trim(),
+  ]));
 }
 
 // What stands in a part when it comes from the server, before anything here touches it.
