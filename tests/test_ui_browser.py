@@ -53,6 +53,7 @@ def browser() -> Iterator[Browser]:
         # Chromium has no sandbox for root.
         options = ["--no-sandbox"] if os.geteuid() == 0 else []
         found = driver.chromium.launch(executable_path=path, args=options)
+        expect.set_options(timeout=30_000)  # beside other tests a core is slow
         yield found
         found.close()
 
@@ -116,7 +117,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
 
     def begin(address: str, **options: Any) -> Visit:
         context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(30_000)
         contexts.append(context)
         made = Visit(context.new_page(), address.partition("/?")[0])
         made.page.on("console", lambda message: made.hears(message.type, message.text))
