@@ -1,7 +1,7 @@
 """The page in a real browser: it opens without errors and asks nobody else, goes on while a run
 goes on, and serves people without scripts, by keyboard and by screen reader.
 
-With KIMI_EAGLE_SCREENSHOTS=1 (`make screenshots`) it also takes the pictures of the docs.
+With KIMI_EAGLE_SCREENSHOTS=1 (`make screenshots`) the pictures it takes become those of the docs.
 """
 
 from __future__ import annotations
@@ -401,26 +401,20 @@ PICTURES = {
 }
 
 
-@pytest.mark.skipif(
-    "KIMI_EAGLE_SCREENSHOTS" not in os.environ, reason="pictures for the docs: `make screenshots`"
-)
 def test_pictures_for_the_docs(
     tmp_path: Path, visit: Callable[..., Visit], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = IMAGES if "KIMI_EAGLE_SCREENSHOTS" in os.environ else tmp_path / "images"
+    folder.mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)  # so that no path of this machine is in them
     world = pages.build(Path("runs"), hostile=False)
     with served(Path("runs")) as address:
         there = visit(address)
-        for name, path in PICTURES.items():
-            shot(there.open(path.format(**world.runs)), name)
-        shot(there.open(f"/artifacts/{world.artifacts['release']}/lineage"), "lineage")
+        paths = {name: path.format(**world.runs) for name, path in PICTURES.items()}
+        paths["lineage"] = f"/artifacts/{world.artifacts['release']}/lineage"
+        for name, path in paths.items():
+            picture = folder / f"{name}.png"
+            there.open(path).screenshot(path=picture)
+            assert 10_000 < picture.stat().st_size < 150_000, "none, or too large to be kept"
     for lock in world.locks:
         lock.release()
-
-
-def shot(page: Page, name: str) -> None:
-    """Take a picture for the docs."""
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    path = IMAGES / f"{name}.png"
-    page.screenshot(path=path)
-    assert path.stat().st_size < 150_000, f"{path} is too large for the repository"
