@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from kimi_eagle.coordinator import LOST, as_it_is
 from kimi_eagle.records import ArtifactRecord, RunRecord
 from kimi_eagle.registry.search import RUN, Search
@@ -43,3 +45,12 @@ def lost_runs(asked: Asked) -> frozenset[str]:
         if run is not None and as_it_is(asked.root, run, asked.registry.run).status == LOST:
             found.add(run_id)
     return frozenset(found)
+
+
+def seconds_of(run: RunRecord) -> float | None:
+    """How long a run took, or has taken so far; None for one that is lost."""
+    if run.status == LOST:
+        return None
+    started = datetime.fromisoformat(run.started_at)
+    ended = datetime.fromisoformat(run.ended_at) if run.ended_at else datetime.now(UTC)
+    return round((ended - started).total_seconds(), 1)

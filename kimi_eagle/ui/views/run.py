@@ -18,7 +18,7 @@ from kimi_eagle.registry.browse import dispositions, inputs_of, made_before, sta
 from kimi_eagle.ui.layers import layers
 from kimi_eagle.ui.logs import FAILED_LINES, Tail, last_progress, last_sign, tail
 from kimi_eagle.ui.view import Asked, Moved, NotThere, View, address
-from kimi_eagle.ui.views.finding import run_at
+from kimi_eagle.ui.views.finding import run_at, seconds_of
 
 STAGES = 100
 """Stages on a page."""
@@ -84,7 +84,7 @@ def head(asked: Asked, found: RunRecord) -> dict[str, Any]:
     """What stands above every tab."""
     document: dict[str, Any] = {
         **asdict(found),
-        "seconds": _seconds(found),
+        "seconds": seconds_of(found),
         "no_heartbeat_since": None,
     }
     if found.status == LOST:
@@ -95,14 +95,6 @@ def head(asked: Asked, found: RunRecord) -> dict[str, Any]:
             else found.started_at
         )
     return document
-
-
-def _seconds(found: RunRecord) -> float | None:
-    if found.status == LOST:
-        return None
-    started = datetime.fromisoformat(found.started_at)
-    ended = datetime.fromisoformat(found.ended_at) if found.ended_at else datetime.now(UTC)
-    return round((ended - started).total_seconds(), 1)
 
 
 def stage_row(asked: Asked, stage: ExecutionRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from kimi_eagle.registry.terms import Term, terms
 from kimi_eagle.ui import chart
 from kimi_eagle.ui.trainings import spark
 from kimi_eagle.ui.view import Asked, Moved, View, address
-from kimi_eagle.ui.views.finding import lost_runs
+from kimi_eagle.ui.views.finding import lost_runs, seconds_of
 
 _HASH = re.compile(r"[0-9a-f]{4,64}")
 
@@ -58,6 +58,7 @@ def runs(asked: Asked) -> View | Moved:
     }
     more = {
         "rows": rows,
+        "took": {row.run.id: seconds_of(row.run) if row.run.ended_at else None for row in rows},
         "sparks": {row.run.id: _spark(asked, row) for row in rows},
         "newer": address("/runs", q=text, after=page.newer) if page.newer else None,
         "older": address("/runs", q=text, before=page.older) if page.older else None,
