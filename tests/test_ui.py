@@ -412,6 +412,14 @@ def test_no_match_says_which_term_excluded_everything(world: World, client: Test
     assert [row.split('class="n">')[1].split("<")[0] for row in rows] == ["4", "0"]
 
 
+def test_an_address_that_asks_too_much_is_refused(client: TestClient) -> None:
+    assert client.get("/acceptance?" + "of=a&" * 300).status_code == 404
+    for odd in ("before=-1", "before=x", "after=99999999999999999999", "before=1e9", "after="):
+        assert client.get(f"/runs?{odd}").status_code == 200
+    found = client.get("/runs", params={"q": "a " * 2000})
+    assert found.status_code == 200
+
+
 # Reports
 
 

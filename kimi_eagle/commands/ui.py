@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kimi_eagle.commands.parsing import DONE, Subparsers, command, count
+from kimi_eagle.commands.parsing import DONE, Subparsers, command, count, needs_ui
 
 
 def add(commands: Subparsers) -> None:
@@ -27,8 +27,6 @@ def add(commands: Subparsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from kimi_eagle.commands.parsing import needs_ui
-
     with needs_ui():
         from kimi_eagle.ui.access import LOOPBACK
         from kimi_eagle.ui.server import serve

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.follow import StageEvents, stage_log
 
 FAILED_LINES = 40
@@ -66,18 +68,11 @@ def last_progress(root: Path, run_id: str, stage: str) -> Mapping[str, Any] | No
 
 def last_sign(root: Path, run_id: str) -> float | None:
     """When a run last wrote anything of its own, in seconds since 1970."""
-    folders = [root / run_id, root / run_id / "stages"]
+    folders = [root / run_id, root / run_id / "stages", *(root / STAGING).glob(f"{run_id}-*")]
     found = []
     for folder in folders:
-        try:
+        with suppress(OSError):
             found += [item.stat().st_mtime for item in folder.iterdir() if item.is_file()]
-        except OSError:
-            continue
-    for folder in (root / ".staging").glob(f"{run_id}-*"):
-        try:
-            found += [item.stat().st_mtime for item in folder.iterdir() if item.is_file()]
-        except OSError:
-            continue
     return max(found, default=None)
 
 

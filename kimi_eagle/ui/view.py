@@ -65,8 +65,11 @@ class Asked:
 
 
 def query_of(text: str) -> dict[str, list[str]]:
-    """A query string as its values by name."""
-    return parse_qs(text, keep_blank_values=True, max_num_fields=200)
+    """A query string as its values by name. Raises: NotThere: it has too many of them."""
+    try:
+        return parse_qs(text, keep_blank_values=True, max_num_fields=200)
+    except ValueError:
+        raise NotThere("the address asks for more than 200 things at once") from None
 
 
 def address(path: str, **query: Any) -> str:
@@ -74,6 +77,6 @@ def address(path: str, **query: Any) -> str:
     pairs: list[tuple[str, str]] = []
     for name, value in query.items():
         values = value if isinstance(value, list | tuple) else [value]
-        pairs += [(name, str(item)) for item in values if item not in (None, "", False)]
+        pairs += [(name, str(i)) for i in values if not (i is None or i is False or i == "")]
     told = quote(path, safe="/")
     return f"{told}?{urlencode(pairs)}" if pairs else told
