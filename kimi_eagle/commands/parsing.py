@@ -89,5 +89,6 @@ def needs_ui() -> Iterator[None]:
         ):
             raise
         raise LookupError(
-            f"{error.name} is not installed: pip install 'kimi-eagle[ui]' adds what the page needs"
+            f"{error.name} is not installed; what the page needs is the extra `ui`: "
+            "pip install jinja2 starlette uvicorn"
         ) from None

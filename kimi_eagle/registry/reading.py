@@ -28,7 +28,7 @@ _WAIT_SECONDS = 2.0
 _COMMANDS: dict[State, str] = {
     "missing": "kimi-eagle submit MANIFEST",
     "locked": "kimi-eagle runs",
-    "newer": "pip install --upgrade kimi-eagle",
+    "newer": "pip install --upgrade '.[ui]'",
     "older": "kimi-eagle runs",
     "corrupt": "kimi-eagle registry rebuild",
     "unreadable": "kimi-eagle registry check",
@@ -103,7 +103,7 @@ def _check(path: Path, database: Database) -> None:
             "newer",
             path,
             f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
-            f"knows {REVISION})",
+            f"knows {REVISION}); install that version from its checkout",
         )
     raise Unusable(
         "older",

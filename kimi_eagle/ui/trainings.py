@@ -31,6 +31,10 @@ from kimi_eagle.registry.store import Registry
 _MOST_RESUMED = 32
 _KEPT = 8
 _STEP = re.compile(r"(loss|full_acc)_(\d+)")
+_CHARTED = re.compile(
+    r"(train|val)/((loss|full_acc)(_\d+)?|" + SIMULATED + r")"
+    r"|train/(lr(_\w+)?|grad_norm)|perf/tokens_per_second"
+)
 
 
 @dataclass
@@ -256,6 +260,8 @@ def _take(read: _Read, event: Mapping[str, Any]) -> None:
     for tag, value in [*values.items(), *((tag, None) for tag in lost)]:
         series = read.found.get(tag)
         if series is None:
+            if not _CHARTED.fullmatch(tag):
+                continue  # a training reports more than is drawn
             series = read.found[tag] = Series()
         series.add(step, value)
 
