@@ -6,7 +6,7 @@ import math
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,17 @@ def client(world: World) -> Iterator[TestClient]:
         yield found
 
 
-def addresses(world: World) -> list[str]:
-    """Every view, of everything that it can be of."""
+def addresses(
+    world: World, runs: Collection[str] = (), artifacts: Collection[str] = ()
+) -> list[str]:
+    """Every view, of these runs and artifacts, or of all."""
     found = ["/runs", "/runs?q=state:failed", "/acceptance", "/diff"]
-    for run in world.runs.values():
+    for name in runs or world.runs:
         tabs = ("", "/curves", "/config", "/inputs", "/log", "/environment")
-        found += [f"/runs/{run}{tab}" for tab in tabs]
-    for digest in world.artifacts.values():
-        found += [f"/artifacts/{digest}", f"/artifacts/{digest}/lineage?depth=4"]
+        found += [f"/runs/{world.runs[name]}{tab}" for tab in tabs]
+    for name in artifacts or world.artifacts:
+        path = f"/artifacts/{world.artifacts[name]}"
+        found += [path, f"{path}/lineage?depth=4"]
     done, second = world.runs["done"], world.runs["second"]
     return [
         *found,
