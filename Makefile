@@ -23,13 +23,11 @@ $(VENV)/.installed-cpu: pyproject.toml .ci/constraints-cpu.txt
 	$(PIP) --constraint .ci/constraints-cpu.txt torch
 	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,ui,dev]'
 	$(BIN)/python -m kimi_eagle.engines.install
-	@.ci/browser $(BIN)
 	touch $@
 
 $(VENV)/.installed-gpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[gpu,ui,dev]'
-	@.ci/browser $(BIN)
 	touch $@
 
 demo: install
@@ -45,10 +43,12 @@ check: install
 
 # All of it: also the tests that drive real engines.
 test: check
+	@.ci/browser $(BIN)
 	$(PYTEST) -m slow
 
 # The pictures of the docs, taken of the page as it is.
 screenshots: install
+	@.ci/browser $(BIN)
 	KIMI_EAGLE_SCREENSHOTS=1 $(BIN)/pytest -m slow tests/test_ui_browser.py -k pictures
 
 bench: install
