@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES)
 
-.PHONY: install demo check test bench smollm2 demo-verifier schema clean
+.PHONY: install demo check test screenshots bench smollm2 demo-verifier schema clean
 
 install: $(INSTALLED)
 
@@ -21,13 +21,13 @@ $(VENV)/.installed-cpu: pyproject.toml .ci/constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	@# torch alone first: pip must settle on the CPU build before anything can ask for another.
 	$(PIP) --constraint .ci/constraints-cpu.txt torch
-	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,dev]'
+	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[cpu,ui,dev]'
 	$(BIN)/python -m kimi_eagle.engines.install
 	touch $@
 
 $(VENV)/.installed-gpu: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[gpu,dev]'
+	$(PIP) --editable '.[gpu,ui,dev]'
 	touch $@
 
 demo: install
@@ -43,7 +43,13 @@ check: install
 
 # All of it: also the tests that drive real engines.
 test: check
+	@.ci/browser $(BIN)
 	$(PYTEST) -m slow
+
+# The pictures of the docs, taken of the page as it is.
+screenshots: install
+	@.ci/browser $(BIN)
+	KIMI_EAGLE_SCREENSHOTS=1 $(BIN)/pytest -m slow tests/test_ui_browser.py -k pictures
 
 bench: install
 	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

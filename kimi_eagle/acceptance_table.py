@@ -100,27 +100,29 @@ class Table:
 
     def _unlike(self) -> list[str]:
         """Why figures of one line are of different things."""
-        first, *others = self.evaluations
+        return [reason for other in self.evaluations[1:] for reason in self.unlike(other)]
+
+    def unlike(self, other: Evaluation) -> list[str]:
+        """Why the figures of the first evaluation and another are of different things."""
+        first = self.evaluations[0]
+        one, two = first.document, other.document
+        pair = f"{first.name} and {other.name} cannot be compared"
+        old = [side.name for side in (first, other) if "verifier" not in side.document]
+        if old:
+            return [f"{pair}: {' and '.join(old)} does not say of what it was made"]
         found = []
-        for other in others:
-            one, two = first.document, other.document
-            pair = f"{first.name} and {other.name} cannot be compared"
-            old = [side.name for side in (first, other) if "verifier" not in side.document]
-            if old:
-                found.append(f"{pair}: {' and '.join(old)} does not say of what it was made")
-                continue
-            if one["verifier"] != two["verifier"]:
-                found.append(f"{pair}: they are for different verifiers")
-            shared = (one.get("sets") or {}).keys() & (two.get("sets") or {}).keys()
-            sets = sorted(name for name in shared if one["sets"][name] != two["sets"][name])
-            if sets:
-                found.append(f"{pair} on {', '.join(sets)}: other prompts under the same name")
-            unlike = [name for name in _OF_A_SET if one.get(name) != two.get(name)]
-            if unlike:
-                found.append(
-                    f"{pair}: "
-                    + ", ".join(f"{name} {one.get(name)} and {two.get(name)}" for name in unlike)
-                )
+        if one["verifier"] != two["verifier"]:
+            found.append(f"{pair}: they are for different verifiers")
+        shared = (one.get("sets") or {}).keys() & (two.get("sets") or {}).keys()
+        sets = sorted(name for name in shared if one["sets"][name] != two["sets"][name])
+        if sets:
+            found.append(f"{pair} on {', '.join(sets)}: other prompts under the same name")
+        unlike = [name for name in _OF_A_SET if one.get(name) != two.get(name)]
+        if unlike:
+            found.append(
+                f"{pair}: "
+                + ", ".join(f"{name} {one.get(name)} and {two.get(name)}" for name in unlike)
+            )
         return found
 
     def markdown(self) -> str:

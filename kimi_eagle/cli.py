@@ -32,6 +32,8 @@ COMMANDS = (
     "diff",
     "compare",
     "openlineage",
+    "ui",
+    "report",
     "reproduce",
     "record",
     "verify",

@@ -91,9 +91,9 @@ def figures(metrics: Mapping[str, Any], group: str) -> dict[str, float]:
 def _numbers(values: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     """Finite numbers, those in a mapping after its name: no tag is another's folder."""
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        # Numbers first: a long training has hundreds of thousands of them.
+        if isinstance(value, (int, float)):
+            if math.isfinite(value) and not isinstance(value, bool):
+                yield name, float(value)
+        elif isinstance(value, Mapping):
             yield from ((f"{name}_{inner}", number) for inner, number in _numbers(value))
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        elif math.isfinite(value):
-            yield name, float(value)

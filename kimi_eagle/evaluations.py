@@ -23,16 +23,21 @@ def compared(root: Path, prefixes: Sequence[str]) -> Table:
     """
     registry = Registry(root, create=False)
     try:
-        found: dict[str, Evaluation] = {}
-        for prefix in prefixes:
-            digest, kind = Search(registry).find(prefix)
-            for evaluation in _evaluations(registry, digest, kind):
-                name = short(digest)
-                if any(one.name == name for one in found.values()):
-                    name = short(evaluation)
-                found.setdefault(evaluation, _read(registry, root, evaluation, name))
+        return table(registry, root, prefixes)
     finally:
         registry.close()
+
+
+def table(registry: Registry, root: Path, prefixes: Sequence[str]) -> Table:
+    """The same, of a registry that is open; raises likewise."""
+    found: dict[str, Evaluation] = {}
+    for prefix in prefixes:
+        digest, kind = Search(registry).find(prefix)
+        for evaluation in _evaluations(registry, digest, kind):
+            name = short(digest)
+            if any(one.name == name for one in found.values()):
+                name = short(evaluation)
+            found.setdefault(evaluation, _read(registry, root, evaluation, name))
     return Table(tuple(found.values()))
 
 

@@ -38,11 +38,12 @@ class StageEvents(EventReader):
         self._attempt = f"{run_id}-{stage}-"
         super().__init__(self._kept)
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        self._path = self._place()
-        yield from super().new()
+    def lines(self) -> list[bytes]:
+        self._path = self.place
+        return super().lines()
 
-    def _place(self) -> Path:
+    @property
+    def place(self) -> Path:
         """Where the events are now; the copy that is kept goes on where the other ended."""
         for folder in self._staging.glob(f"{self._attempt}*"):
             # Another stage's name may go on where this one's ends: the rest is one token.

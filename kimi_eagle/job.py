@@ -100,17 +100,26 @@ class EventReader:
         self._path = path
         self._offset = 0
 
+    @property
+    def offset(self) -> int:
+        """How many bytes were read."""
+        return self._offset
+
     def new(self) -> Iterator[dict[str, Any]]:
+        for line in self.lines():
+            yield json.loads(line)
+
+    def lines(self) -> list[bytes]:
+        """The new events as they were written."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return
+            return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        for line in data[:whole].splitlines():
-            yield json.loads(line)
+        return data[:whole].splitlines()
 
 
 def _finite(value: Any) -> Any:

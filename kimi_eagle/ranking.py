@@ -123,15 +123,21 @@ def rank(root: Path, prefix: str, by: Measure | None) -> Ranking:
     registry = Registry(root, create=False)
     try:
         run = Search(registry).run(prefix)
-        stages = [_measured(registry, stage) for stage in registry.stages_of(run.id)]
+        found = of_run(registry, run.id, by)
     finally:
         registry.close()
-    if not any(stage.kind == "train" for stage in stages):
+    if not found.trials:
         raise LookupError(
             f"run {run.id} has no stage of kind train to be ranked; `kimi-eagle runs "
             "--stage train` lists the runs that have"
         )
-    return ranked(run.id, trials(stages), by)
+    return found
+
+
+def of_run(registry: Registry, run_id: str, by: Measure | None = None) -> Ranking:
+    """The trainings of a run that is known; none where it has none."""
+    stages = [_measured(registry, stage) for stage in registry.stages_of(run_id)]
+    return ranked(run_id, trials(stages), by)
 
 
 def _measured(registry: Registry, stage: ExecutionRecord) -> ExecutionRecord:

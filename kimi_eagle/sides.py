@@ -47,18 +47,26 @@ def compared(root: Path, a: str, b: str, reporter: Reporter) -> Comparison:
         if registry is not None:
             registry.close()
     found = compare(*sides)
-    outputs = [_weights_of(side) for side in sides]
-    if None in outputs or outputs[0] == outputs[1]:
-        return found
-    folders = [root / "objects" / digest[:2] / digest for digest in outputs if digest]
     try:
-        return replace(found, weights=Weights(tuple(weight_norms(*folders))))
+        return weighed(root, found)
     except OSError as error:
         reporter.note(f"no norms of weights: {error}")
         return found
 
 
-def _weights_of(side: Side) -> str | None:
+def weighed(root: Path, found: Comparison) -> Comparison:
+    """The same with the norms of both sides' weights, where both have some and not the same.
+
+    Raises: OSError: they could not be compared; the message says why.
+    """
+    outputs = [weights_of(side) for side in (found.a, found.b)]
+    if None in outputs or outputs[0] == outputs[1]:
+        return found
+    folders = [root / "objects" / digest[:2] / digest for digest in outputs if digest]
+    return replace(found, weights=Weights(tuple(weight_norms(*folders))))
+
+
+def weights_of(side: Side) -> str | None:
     """The artifact with weights that a side is of: itself, or the one checkpoint it comes by."""
     if side.kind in _WEIGHTS:
         return side.name

@@ -35,6 +35,8 @@ COMMANDS = (
     "diff",
     "compare",
     "openlineage",
+    "ui",
+    "report",
     "reproduce",
     "record",
     "verify",

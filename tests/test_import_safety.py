@@ -21,7 +21,17 @@ HEAVY = [
     "ray",
     "pyarrow",
 ]
-SLOW = [*HEAVY, "rich", "sqlalchemy", "alembic", "pydantic"]
+SLOW = [
+    *HEAVY,
+    "rich",
+    "sqlalchemy",
+    "alembic",
+    "pydantic",
+    "starlette",
+    "jinja2",
+    "uvicorn",
+    "anyio",
+]
 
 PACKAGE = ROOT / "kimi_eagle"
 PURE = [

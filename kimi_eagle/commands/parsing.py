@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,22 @@ def count(text: str) -> int:
 def code_of(status: str) -> int:
     """The exit code for how a run came out."""
     return {"done": DONE, "failed": FAILED}.get(status, INTERRUPTED)
+
+
+@contextmanager
+def needs_ui() -> Iterator[None]:
+    """Around imports of the extra `ui`. Raises: LookupError where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in (
+            "jinja2",
+            "markupsafe",
+            "starlette",
+            "uvicorn",
+        ):
+            raise
+        raise LookupError(
+            f"{error.name} is not installed; what the page needs is the extra `ui`: "
+            "pip install jinja2 starlette uvicorn"
+        ) from None

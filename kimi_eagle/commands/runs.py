@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
+from kimi_eagle import clock
 from kimi_eagle.commands.parsing import DONE, Subparsers, command
 
-_AGO = re.compile(r"(\d+)([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 STATUSES = ("running", "done", "failed", "interrupted", "lost")
 
 
@@ -53,21 +51,10 @@ def since(text: str, now: datetime | None = None) -> str:
 
     Raises: argparse.ArgumentTypeError.
     """
-    ago = _AGO.fullmatch(text)
     try:
-        if ago:
-            moment = (now or datetime.now(UTC)) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        else:
-            moment = datetime.fromisoformat(text)
-            if moment.tzinfo is None:
-                moment = moment.replace(tzinfo=UTC)
-        found = moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: give a date (2026-12-01), a time (2026-12-01T12:30), "
-            "or an age (30m, 3h, 2d, 1w)"
-        ) from None
-    return found.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return clock.since(text, now)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _count(text: str) -> int:

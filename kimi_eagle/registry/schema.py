@@ -70,10 +70,13 @@ class RegistryError(Exception):
 class Database:
     """A registry's file, through one connection; threads take turns."""
 
-    def __init__(self, path: Path, read_only: str | None = None):
-        """`read_only` is how to open a file that may not be written, as of `_read_only_way`."""
+    def __init__(
+        self, path: Path, read_only: str | None = None, busy_seconds: float = BUSY_SECONDS
+    ):
+        """`read_only` is how to open a file that may not be written, as of `read_only_way`."""
         self.path = path
         self.read_only = read_only
+        self._busy_seconds = busy_seconds
         self._connection: sqlite3.Connection | None = None
         self._turn = threading.RLock()
 
@@ -128,7 +131,7 @@ class Database:
             connection = sqlite3.connect(
                 self.uri,
                 uri=True,
-                timeout=BUSY_SECONDS,
+                timeout=self._busy_seconds,
                 isolation_level=None,
                 check_same_thread=False,
             )
@@ -175,7 +178,7 @@ def open_database(root: Path, *, create: bool = True) -> Database:
                 "registry, artifacts and runs"
             ) from None
     found = known_revision(path) if path.exists() else None
-    database = Database(path, _read_only_way(path) if not create else None)
+    database = Database(path, read_only_way(path) if not create else None)
     if found != REVISION:
         # Imported late: only a new or an old database needs it.
         from kimi_eagle.registry.engine import migrate
@@ -207,7 +210,7 @@ def known_revision(path: Path) -> str | None:
         RegistryError: it was written by a newer version, or is no registry.
     """
     found = _revision(path) if path.stat().st_size else None
-    if found is not None and found != REVISION and found not in _known_revisions():
+    if found is not None and found != REVISION and found not in known_revisions():
         raise RegistryError(
             f"{path} was written by a newer version of kimi-eagle (schema {found}, this program "
             f"knows {REVISION}); upgrade kimi-eagle, or use another --root. It was left untouched."
@@ -275,7 +278,7 @@ def journal_mode(path: Path, mounts: str | None = None) -> str:
     return "DELETE" if file_system(path, mounts) in NETWORK_FILE_SYSTEMS else "WAL"
 
 
-def _read_only_way(path: Path) -> str | None:
+def read_only_way(path: Path) -> str | None:
     """How to open a registry that this user may read but not write; None for one that can be."""
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return None
@@ -307,5 +310,5 @@ def scripts() -> Path:
     raise RegistryError("the migrations are missing from this installation; install it again")
 
 
-def _known_revisions() -> set[str]:
+def known_revisions() -> set[str]:
     return {path.name.split("_")[0] for path in (scripts() / "versions").glob("*.py")}

@@ -151,7 +151,7 @@ _RUN = ", ".join(RunRecord.__dataclass_fields__)
 
 # Which input led to which output, by which stage, the first time or again; completed by which of
 # the two is known.
-_LED = """
+LED = """
 select distinct i.digest, o.digest, e.stage, i.role
 from executions e
 join execution_inputs i on i.execution = e.id
@@ -159,17 +159,17 @@ join execution_outputs o on o.execution = e.id
 where (e.disposition in ('executed', 'reproduced') or o.role like 'snapshot@%') and """
 
 # Which file is part of which folder; completed likewise.
-_IN = "select child, parent, null, path from artifact_members where "
+MEMBERS = "select child, parent, null, path from artifact_members where "
 
 
 def _edges_up(connection: sqlite3.Connection, targets: set[str]) -> Iterator[Edge]:
     """What went into each of `targets`: inputs of the executions that made it, and its members."""
-    return _edges(connection, targets, _LED + "o.digest", _IN + "parent")
+    return _edges(connection, targets, LED + "o.digest", MEMBERS + "parent")
 
 
 def _edges_down(connection: sqlite3.Connection, sources: set[str]) -> Iterator[Edge]:
     """What came of each of `sources`."""
-    return _edges(connection, sources, _LED + "i.digest", _IN + "child")
+    return _edges(connection, sources, LED + "i.digest", MEMBERS + "child")
 
 
 def _edges(connection: sqlite3.Connection, digests: set[str], *queries: str) -> Iterator[Edge]:
