@@ -18,6 +18,7 @@ from kimi_eagle.commands.parsing import BAD_INPUT, INTERRUPTED, add_color
 
 # In the order that --help lists them.
 COMMANDS = (
+    "init",
     "validate",
     "plan",
     "why",
