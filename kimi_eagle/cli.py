@@ -41,6 +41,7 @@ COMMANDS = (
     "pin",
     "unpin",
     "registry",
+    "doctor",
     "schema",
 )
 

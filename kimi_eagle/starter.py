@@ -178,7 +178,7 @@ stages:
   # Conversations → rows: the prompt as serving sends it, the answer as the verifier emits it.
   rows:
     kind: prepare
-    # <<fill_sources>>your conversations: .jsonl or .json, also compressed; .parquet; a saved dataset.
+    # <<fill_sources>>your conversations: .json, .jsonl (also compressed), .parquet, saved datasets.
     sources:
 <<sources>>
     max_length: <<length>>

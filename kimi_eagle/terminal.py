@@ -30,6 +30,10 @@ _WORDS = {
     "lost": "bad",
     "interrupted": "warn",
     "evicted": "warn",
+    "ok": "good",
+    "warn": "warn",
+    "broken": "bad",
+    "absent": "dim",
 }
 _WORD_COLUMNS = frozenset({"STATUS", "RESULT", "ACTION", "STATE"})
 
@@ -97,8 +101,17 @@ def paint(text: str, style: str | None, stream: TextIO) -> str:
 
 
 def word(text: str, stream: TextIO) -> str:
-    """A word for a state, in its colour."""
-    return paint(text, _WORDS.get(text), stream)
+    """A word for a state, in its colour; a sign before it has the same."""
+    return paint(text, _WORDS.get(text.rpartition(" ")[2]), stream)
+
+
+def shows(stream: TextIO, text: str) -> bool:
+    """Whether a stream is a terminal whose encoding has every character of a text."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return stream.isatty()
 
 
 def columns() -> int:

@@ -44,6 +44,7 @@ COMMANDS = (
     "pin",
     "unpin",
     "registry",
+    "doctor",
     "schema",
 )
 DIGEST = 64
