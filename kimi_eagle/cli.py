@@ -10,7 +10,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -42,19 +42,26 @@ COMMANDS = (
     "unpin",
     "registry",
     "doctor",
+    "completion",
     "schema",
 )
+# What the scripts of `completion` ask; not listed.
+ASK = "_complete"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == [ASK]:
+        from kimi_eagle.completion.answer import answer
+
+        return answer(given[1:], build_parser, COMMANDS)
     # What a command reads lives until it ends: to search it for cycles again and again takes a
     # tenth of its time and finds none.
     gc.set_threshold(100_000)
     # Pydantic would ask every package that is installed for plugins: none has a say in a manifest.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    options = build_parser().parse_args(given)
     command: Callable[[argparse.Namespace], int] = options.command
     if options.color != "auto":
         from kimi_eagle import terminal
@@ -95,8 +102,8 @@ def _refuse(error: Exception, *, as_json: bool) -> int:
     return BAD_INPUT
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line; docs and completion are made from it."""
+def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The command line, whole or of some commands; docs and completion are made from it."""
     from kimi_eagle import __version__
 
     parser = argparse.ArgumentParser(
@@ -113,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_color(parser, default="auto")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         import_module(f"kimi_eagle.commands.{name.replace('-', '_')}").add(commands)
     return parser
 

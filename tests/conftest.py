@@ -145,6 +145,13 @@ class Project:
                 code = int(exit_.code or 0)
         return Answer(code, out.getvalue(), err.getvalue())
 
+    def cli_bare(self, *arguments: str) -> str:
+        """Run a command line as it is; what it printed."""
+        out = io.StringIO()
+        with redirect_stdout(out):
+            assert main(list(arguments)) == 0
+        return out.getvalue()
+
     def submit(self, *arguments: str, root: Path | None = None) -> Answer:
         return self.cli("submit", str(self.manifest), "--json", *arguments, root=root)
 

@@ -45,6 +45,7 @@ COMMANDS = (
     "unpin",
     "registry",
     "doctor",
+    "completion",
     "schema",
 )
 DIGEST = 64
