@@ -71,8 +71,10 @@ smollm2: $(SMOLLM2)
 demo-verifier: install
 	$(BIN)/python -m kimi_eagle.demo.build kimi_eagle/demo
 
+# What is made from the code: the schema of manifests, and pages and schemas of the documentation.
 schema: install
 	$(BIN)/kimi-eagle schema > manifests/schema.json
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

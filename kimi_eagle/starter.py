@@ -163,7 +163,7 @@ _THINKING = """
 _TEXT = """\
 # Written by `kimi-eagle init` for a verifier of <<facts>>.
 # `kimi-eagle validate` checks it, `plan` says what would run, `submit` runs it.
-# Every key, with its default and meaning: docs/manifest.md; for editors: `kimi-eagle schema`.
+# Every key and its default: docs/reference/manifest.md; for editors: `kimi-eagle schema`.
 version: 1
 name: <<name>>
 

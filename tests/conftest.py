@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import outputs
 import pytest
 
 import kimi_eagle
@@ -60,7 +61,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The longest first, so that nothing long is left to one process at the end.
 LONGEST = ("test_demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
 # The demo runs once for all that look at it.
-TOGETHER = {"test_serving": "test_demo", "test_notebook": "test_demo"}
+TOGETHER = dict.fromkeys(("test_serving", "test_notebook", "test_outputs"), "test_demo")
 
 
 def group_of(nodeid: str) -> str:
@@ -143,6 +144,7 @@ class Project:
                 code = main(["--root", str(root or self.root), *arguments])
             except SystemExit as exit_:
                 code = int(exit_.code or 0)
+        outputs.check(arguments, code, out.getvalue())
         return Answer(code, out.getvalue(), err.getvalue())
 
     def cli_bare(self, *arguments: str) -> str:
