@@ -33,12 +33,14 @@ $(VENV)/.installed-gpu: pyproject.toml
 demo: install
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/demo.yaml
 
-# Lint, types, import directions, and the quick tests: under 3 minutes on two cores.
+# Lint, types, import directions, the pages of docs/ (into build/site), and the quick tests: under
+# 3 minutes on two cores.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(PYTEST)
 
 # All of it: also the tests that drive real engines.

