@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +278,13 @@ def _prose(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a table: a bar would end it, within code too."""
-    return text.replace("|", "\\|")
+    """Text as a cell of a table, which a bar would end, within code too; as code, HTML spells it."""
+    found = re.sub(
+        "`([^`]*)`",
+        lambda code: f"<code>{escape(code[1])}</code>" if "|" in code[1] else code[0],
+        text,
+    )
+    return found.replace("|", "&#124;")
 
 
 def main() -> None:
