@@ -278,7 +278,7 @@ def _prose(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text as a cell of a table, which a bar would end, within code too; as code, HTML spells it."""
+    """Text as a cell of a table, which a bar would end, within code too."""
     found = re.sub(
         "`([^`]*)`",
         lambda code: f"<code>{escape(code[1])}</code>" if "|" in code[1] else code[0],

@@ -10,7 +10,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -63,10 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     options = build_parser().parse_args(given)
     command: Callable[[argparse.Namespace], int] = options.command
-    if options.color != "auto":
-        from kimi_eagle import terminal
-
-        terminal.configure(options.color)
+    _configure(options.color, options.root)
     try:
         return command(options)
     except KeyboardInterrupt:
@@ -76,6 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _is_users(error):
             raise
         return _refuse(error, as_json=getattr(options, "json", False))
+
+
+def _configure(color: str, root: Path) -> None:
+    from kimi_eagle import terminal
+
+    def needed(hashes: Collection[str]) -> Mapping[str, int]:
+        from kimi_eagle import app
+
+        return app.needed(root, hashes)
+
+    terminal.configure(color, needed)
 
 
 def _is_users(error: Exception) -> bool:
