@@ -48,6 +48,7 @@ __all__ = [
     "RunOutcome",
     "RunRecord",
     "Shown",
+    "Silent",
     "StageOutcome",
     "StagePlan",
     "Validation",

@@ -46,14 +46,14 @@ def starter(
     layers, layers_why = _layers(facts)
     large = facts.hidden_size >= _LARGE
     size, size_why = _vocabulary(facts.vocab_size)
-    length = min(8192 if large else 2048, facts.max_positions)
-    rate = "3e-5" if large else "1e-3"
+    length = min(8192 if large else 1024, facts.max_positions)
+    rate, epochs = ("3e-5", "3") if large else ("1e-3", "8")
     gpus, gpus_why = _gpus(found)
     assumed = [
         layers_why,
         size_why,
         f"max_length {length}: longer ones are cut; the verifier has {facts.max_positions} places",
-        f"lr {rate}: usual for a {'large' if large else 'small'} verifier; 3 epochs, 3 TTT steps",
+        f"lr {rate}, {epochs} epochs, 3 TTT steps: usual for a verifier of this size",
         f"tensor_parallel {gpus}: {gpus_why}",
     ]
     to_do = list(found.troubles)
@@ -86,6 +86,7 @@ def starter(
         "size": str(size),
         "vocab_size": str(facts.vocab_size),
         "rate": rate,
+        "epochs": epochs,
         "draft": f"{facts.num_heads} heads of {facts.head_dim}, "
         f"intermediate {facts.intermediate_size}, rope {facts.rope['rope_type']}",
         "fill_sources": "" if sources else "FILL IN: ",
@@ -205,7 +206,7 @@ stages:
     head: head
     states: states
     vocab: vocab
-    epochs: 3
+    epochs: <<epochs>>
     lr: <<rate>>
     ttt_steps: 3
     batch_tokens: <<length>>

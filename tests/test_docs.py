@@ -89,6 +89,19 @@ def test_the_references_name_every_command_and_every_key() -> None:
             assert f"| `{key}` |" in manifest
 
 
+def test_the_page_on_python_names_every_method_with_its_parameters() -> None:
+    import inspect
+
+    from kimi_eagle.api import Root
+
+    page = (DOCS / "reference" / "python.md").read_text("utf-8")
+    for name, method in inspect.getmembers(Root, inspect.isfunction):
+        if not name.startswith("_"):
+            (row,) = re.findall(rf"^\| `{name}\((.*?)\)` \|", page, re.M)
+            shown = re.findall(r"(\w+)(?:=[^,)]+)?(?:, |$)", row)
+            assert shown == list(inspect.signature(method).parameters)[1:], name
+
+
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],

@@ -78,7 +78,7 @@ def test_the_demos_verifier(project: Project) -> None:
     ]
     stages = written(project).stages
     assert stages["states"].layers == (2, 4, 5)
-    assert (stages["vocab"].size, stages["rows"].max_length) == (512, 2048)
+    assert (stages["vocab"].size, stages["rows"].max_length) == (512, 1024)
     text = project.manifest.read_text("utf-8")
     assert text.count("FILL IN") == 3
     assert "thinking: auto" in text
