@@ -177,15 +177,6 @@ def submit(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter)
         runner.close()
 
 
-def needed(root: Path, hashes: Collection[str]) -> Mapping[str, int]:
-    """Of each hash, how many characters tell it from all others; nothing without a registry."""
-    try:
-        with _asked(root) as registry:
-            return Search(registry).needed(hashes)
-    except RegistryError:
-        return {}
-
-
 def runs(root: Path, wanted: RunFilter, limit: int | None) -> RunsFound:
     """Runs that a filter lets through, newest first; `wanted.artifact` may be shortened.
 
@@ -264,6 +255,15 @@ def _shown(root: Path, registry: Registry, search: Search, digest: str, kind: st
         producers=registry.producers(digest, reproduced=True),
         consumers=registry.consumers(digest),
     )
+
+
+def needed(root: Path, hashes: Collection[str]) -> Mapping[str, int]:
+    """Of each hash, how many characters tell it from all others; nothing without a registry."""
+    try:
+        with _asked(root) as registry:
+            return Search(registry).needed(hashes)
+    except RegistryError:
+        return {}
 
 
 def show_rows(
