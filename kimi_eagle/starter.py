@@ -52,7 +52,7 @@ def starter(
     assumed = [
         layers_why,
         size_why,
-        f"max_length {length}: longer ones are cut; the verifier has {facts.max_positions} places",
+        f"max_length {length}: longer ones are cut; there is room for {facts.max_positions}",
         f"lr {rate}, {epochs} epochs, 3 TTT steps: usual for a verifier of this size",
         f"tensor_parallel {gpus}: {gpus_why}",
     ]
