@@ -239,6 +239,9 @@ def halted_worker_of(root: Path) -> int:
     """A stage's worker, stopped in its tracks: nothing ends before a test is ready for it."""
     worker = worker_of(root)
     kill(worker, signal.SIGSTOP)
+    # A request to end that comes before it has stopped would be heard first: its number is lower.
+    stat = Path(f"/proc/{worker}/stat")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "its halt")
     return worker
 
 
