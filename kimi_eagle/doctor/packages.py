@@ -37,9 +37,10 @@ class Requirement:
     def met_by(self, version: str) -> bool:
         """Whether a version is one of those asked for; parts after `+` do not count."""
         for part in filter(None, (text.strip() for text in self.versions.split(","))):
-            sign, wanted = re.fullmatch(r"(\W+)(.*)", part).groups()  # type: ignore[union-attr]
+            wanted = part.lstrip("=<>!~ ")
             have, want = _release(version), _release(wanted)
-            if not {"==": have == want, ">=": have >= want, "<": have < want}.get(sign, True):
+            met = {"==": have == want, ">=": have >= want, "<": have < want}
+            if not met.get(part.removesuffix(wanted).strip(), True):
                 return False
         return True
 
