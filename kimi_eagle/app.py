@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -257,7 +257,7 @@ def _shown(root: Path, registry: Registry, search: Search, digest: str, kind: st
     )
 
 
-def needed(root: Path, hashes: Collection[str]) -> Mapping[str, int]:
+def needed(root: Path, hashes: set[str]) -> Mapping[str, int]:
     """Of each hash, how many characters tell it from all others; nothing without a registry."""
     try:
         with _asked(root) as registry:

@@ -10,7 +10,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _configure(color: str, root: Path) -> None:
     from kimi_eagle import terminal
 
-    def needed(hashes: Collection[str]) -> Mapping[str, int]:
+    def needed(hashes: set[str]) -> Mapping[str, int]:
         from kimi_eagle import app
 
         return app.needed(root, hashes)

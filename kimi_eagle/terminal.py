@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -44,7 +44,7 @@ _TEXT_FLOOR = 20
 # The least that is left to the last column of a table when its text is wrapped.
 _WRAP_FLOOR = 24
 
-Needed = Callable[[Collection[str]], Mapping[str, int]]
+Needed = Callable[[set[str]], Mapping[str, int]]
 """Hashes → of each, as many characters as tell it from every other hash there is."""
 
 _mode = AUTO
@@ -206,7 +206,7 @@ def _told_apart(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
     unknown = {cell for row in rows for cell in row if isinstance(cell, Hash) and not cell.needed}
     if not unknown or _needed is None:
         return rows
-    known = _needed(unknown)
+    known = _needed({str(item) for item in unknown})
     return [
         [Hash(cell, known.get(cell, 0)) if cell in unknown else cell for cell in row]
         for row in rows
