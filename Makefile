@@ -33,12 +33,14 @@ $(VENV)/.installed-gpu: pyproject.toml
 demo: install
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/demo.yaml
 
-# Lint, types, import directions, and the quick tests: under 3 minutes on two cores.
+# Lint, types, import directions, the pages of docs/ (into build/site), and the quick tests: under
+# 3 minutes on two cores.
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(PYTEST)
 
 # All of it: also the tests that drive real engines.
@@ -77,8 +79,10 @@ smollm2: $(SMOLLM2)
 demo-verifier: install
 	$(BIN)/python -m kimi_eagle.demo.build kimi_eagle/demo
 
+# What is made from the code: the schema of manifests, and pages and schemas of the documentation.
 schema: install
 	$(BIN)/kimi-eagle schema > manifests/schema.json
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

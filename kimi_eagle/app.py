@@ -17,6 +17,7 @@ from kimi_eagle.pins import open_verifier
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
 from kimi_eagle.registry import search as what
+from kimi_eagle.registry.schema import RegistryError
 from kimi_eagle.registry.search import Notes, RunFilter, Search
 from kimi_eagle.rows_view import Bucket, RowView, buckets, rows
 from kimi_eagle.runner import Runner
@@ -40,6 +41,8 @@ class Planned:
     """On the file system where hidden states are kept."""
     troubles: Mapping[str, str] = field(default_factory=dict)
     """Why what they would write does not fit, by name."""
+    upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of each stage, those that it takes from."""
 
     def counts(self) -> dict[str, int]:
         return {
@@ -150,7 +153,11 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
             for name, forecast in forecasts.items()
             if (trouble := runner.forecaster.trouble(forecast, quota)) is not None
         }
-        return Planned(stages, forecasts, runner.forecaster.free(), troubles)
+        upstream = {
+            name: [source for _, source in loaded.manifest.upstream(name)]
+            for name in loaded.manifest.stages
+        }
+        return Planned(stages, forecasts, runner.forecaster.free(), troubles, upstream)
     finally:
         runner.close()
 
@@ -248,6 +255,15 @@ def _shown(root: Path, registry: Registry, search: Search, digest: str, kind: st
         producers=registry.producers(digest, reproduced=True),
         consumers=registry.consumers(digest),
     )
+
+
+def needed(root: Path, hashes: set[str]) -> Mapping[str, int]:
+    """Of each hash, how many characters tell it from all others; nothing without a registry."""
+    try:
+        with _asked(root) as registry:
+            return Search(registry).needed(hashes)
+    except RegistryError:
+        return {}
 
 
 def show_rows(

@@ -10,7 +10,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kimi_eagle.commands.parsing import BAD_INPUT, INTERRUPTED, add_color
 
 # In the order that --help lists them.
 COMMANDS = (
+    "init",
     "validate",
     "plan",
     "why",
@@ -42,24 +43,29 @@ COMMANDS = (
     "pin",
     "unpin",
     "registry",
+    "doctor",
+    "completion",
     "schema",
 )
+# What the scripts of `completion` ask; not listed.
+ASK = "_complete"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == [ASK]:
+        from kimi_eagle.completion.answer import answer
+
+        return answer(given[1:], build_parser, COMMANDS)
     # What a command reads lives until it ends: to search it for cycles again and again takes a
     # tenth of its time and finds none.
     gc.set_threshold(100_000)
     # Pydantic would ask every package that is installed for plugins: none has a say in a manifest.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    options = build_parser().parse_args(given)
     command: Callable[[argparse.Namespace], int] = options.command
-    if options.color != "auto":
-        from kimi_eagle import terminal
-
-        terminal.configure(options.color)
+    _configure(options.color, options.root)
     try:
         return command(options)
     except KeyboardInterrupt:
@@ -69,6 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _is_users(error):
             raise
         return _refuse(error, as_json=getattr(options, "json", False))
+
+
+def _configure(color: str, root: Path) -> None:
+    from kimi_eagle import terminal
+
+    def needed(hashes: set[str]) -> Mapping[str, int]:
+        from kimi_eagle import app
+
+        return app.needed(root, hashes)
+
+    terminal.configure(color, needed)
 
 
 def _is_users(error: Exception) -> bool:
@@ -95,8 +112,8 @@ def _refuse(error: Exception, *, as_json: bool) -> int:
     return BAD_INPUT
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line; docs and completion are made from it."""
+def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The command line, whole or of some commands; docs and completion are made from it."""
     from kimi_eagle import __version__
 
     parser = argparse.ArgumentParser(
@@ -113,7 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_color(parser, default="auto")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    for name in names:
         import_module(f"kimi_eagle.commands.{name.replace('-', '_')}").add(commands)
     return parser
 

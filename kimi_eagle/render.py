@@ -16,11 +16,12 @@ from kimi_eagle.dot import members_only
 from kimi_eagle.identity import short
 from kimi_eagle.manifest.model import resolved
 from kimi_eagle.outcome import RunOutcome, outcome_document
+from kimi_eagle.plan import REUSE, StagePlan
 from kimi_eagle.progress import headline
 from kimi_eagle.progress import reporter as reporter
 from kimi_eagle.records import ExecutionRecord, Node, RunRecord
 from kimi_eagle.render_rows import bucket_documents, buckets
-from kimi_eagle.terminal import Hash, human_size, plain, table, word
+from kimi_eagle.terminal import Hash, cells, columns, cut, human_size, plain, table, word
 from kimi_eagle.terminal import while_read as while_read
 
 
@@ -85,16 +86,39 @@ def planned(found: Planned, *, as_json: bool) -> None:
     table(
         ("#", "STAGE", "ACTION", "KEY", "WHY"),
         [
-            (str(number), stage.name, stage.action, _hash(stage.key, {}), "; ".join(stage.reasons))
+            (str(number), stage.name, stage.action, _planned_key(found, stage), _planned_why(stage))
             for number, stage in enumerate(found.stages, 1)
         ],
     )
     for name, forecast in found.forecasts.items():
-        trouble = found.troubles.get(name)
-        free = f"{forecast.says()} to write, {human_size(found.free_bytes)} free"
-        print(f"{name}: {trouble or free}", file=sys.stderr)
-    counts = ", ".join(f"{count} {action}" for action, count in found.counts().items() if count)
-    print(f"{counts}. Nothing was started.", file=sys.stderr)
+        print(f"{name}: {found.troubles.get(name) or forecast.says()}", file=sys.stderr)
+    said = [", ".join(f"{count} {action}" for action, count in found.counts().items() if count)]
+    if found.forecasts:
+        written = sum(forecast.bytes for forecast in found.forecasts.values())
+        about = "about " if any(forecast.basis for forecast in found.forecasts.values()) else ""
+        free = human_size(found.free_bytes)
+        said.append(f"Writes {about}{human_size(written)} of hidden states; {free} free")
+    print(f"{'. '.join(said)}. Nothing was started.", file=sys.stderr)
+
+
+def _planned_key(found: Planned, stage: StagePlan) -> str:
+    """A stage's key; on a terminal, while there is none, the numbers of those it waits for."""
+    if stage.key is not None or not sys.stdout.isatty():
+        return _hash(stage.key, {})
+    waits = found.upstream.get(stage.name, ())
+    numbers = [
+        str(number)
+        for number, other in enumerate(found.stages, 1)
+        if other.name in waits and other.action != REUSE
+    ]
+    return f"after {', '.join(numbers)}"
+
+
+def _planned_why(stage: StagePlan) -> str:
+    reasons = list(stage.reasons)
+    if stage.action == REUSE and stage.made is not None and reasons and sys.stdout.isatty():
+        reasons[0] += f" on {stage.made.started_at[:10]}"
+    return "; ".join(reasons)
 
 
 def outcome(found: RunOutcome, *, as_json: bool) -> None:
@@ -412,13 +436,17 @@ class _Tree:
             self.up.setdefault(edge.target, []).append((edge.source, edge.stage or edge.role))
             self.down.setdefault(edge.source, []).append((edge.target, edge.stage or edge.role))
 
-    def node(self, name: str) -> str:
+    def node(self, name: str, indent: str = "", more: str = "") -> str:
+        """A line for an artifact, `more` at its end; on a terminal names are cut to its width, and
+        hashes never."""
         node = self._nodes[name]
-        label = f"  {_text(node.label)}" if node.label else ""
-        state = node.state in ("present", "external")
-        told = "" if state else f"  [{word(node.state, sys.stdout)}]"
         hashed = digest(node.digest, self._needed.get(node.digest, 0))
-        return f"{node.kind} {hashed}  {size(node.bytes)}{label}{told}"
+        said = f"{indent}{node.kind} {hashed}  {size(node.bytes)}"
+        state = "" if node.state in ("present", "external") else f"  [{node.state}]"
+        rest = (f"  {_text(node.label)}" if node.label else "") + more
+        if sys.stdout.isatty():
+            rest = cut(rest, max(columns() - cells(said + state), 0))
+        return said + state.replace(node.state, word(node.state, sys.stdout)) + rest
 
     def print_below(
         self,
@@ -436,7 +464,8 @@ class _Tree:
                 hidden += 1
                 continue
             again = other in shown_before and other in edges
-            print(f"{indent}{self.node(other)}  ({_text(by)})" + ("  …above" if again else ""))
+            role = "" if by == self._nodes[other].label else f"  ({_text(by)})"
+            print(self.node(other, indent, role + ("  …above" if again else "")))
             shown_before.add(other)
             if not again:
                 self.print_below(other, edges, depth + 1, shown_before)

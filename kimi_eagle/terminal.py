@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -30,6 +30,10 @@ _WORDS = {
     "lost": "bad",
     "interrupted": "warn",
     "evicted": "warn",
+    "ok": "good",
+    "warn": "warn",
+    "broken": "bad",
+    "absent": "dim",
 }
 _WORD_COLUMNS = frozenset({"STATUS", "RESULT", "ACTION", "STATE"})
 
@@ -40,7 +44,11 @@ _TEXT_FLOOR = 20
 # The least that is left to the last column of a table when its text is wrapped.
 _WRAP_FLOOR = 24
 
+Needed = Callable[[set[str]], Mapping[str, int]]
+"""Hashes → of each, as many characters as tell it from every other hash there is."""
+
 _mode = AUTO
+_needed: Needed | None = None
 
 
 class Hash(str):
@@ -68,10 +76,10 @@ def while_read(stream: TextIO) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def configure(mode: str) -> None:
-    """Take `--color`: `auto`, `always` or `never`."""
-    global _mode
-    _mode = mode
+def configure(mode: str, needed: Needed | None = None) -> None:
+    """Take `--color` (`auto`, `always` or `never`), and who knows how short hashes may be."""
+    global _mode, _needed
+    _mode, _needed = mode, needed
 
 
 def wants_colour(mode: str, environment: Mapping[str, str], *, is_terminal: bool) -> bool:
@@ -97,8 +105,17 @@ def paint(text: str, style: str | None, stream: TextIO) -> str:
 
 
 def word(text: str, stream: TextIO) -> str:
-    """A word for a state, in its colour."""
-    return paint(text, _WORDS.get(text), stream)
+    """A word for a state, in its colour; a sign before it has the same."""
+    return paint(text, _WORDS.get(text.rpartition(" ")[2]), stream)
+
+
+def shows(stream: TextIO, text: str) -> bool:
+    """Whether a stream is a terminal whose encoding has every character of a text."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return stream.isatty()
 
 
 def columns() -> int:
@@ -139,6 +156,8 @@ def cut(text: str, width: int) -> str:
     """The text in at most `width` columns; where some is missing it ends in `…`."""
     if cells(text) <= width:
         return text
+    if width < 1:
+        return ""
     kept = ""
     for character in text:
         if cells(kept + character) > width - 1:
@@ -171,7 +190,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         for row in rows:
             print("\t".join(_coloured(header, row, [cell.translate(_BLANKS) for cell in row])))
         return
-    lines, dropped = fit(header, rows, columns())
+    lines, dropped = fit(header, _told_apart(rows), columns())
     for line in lines:
         print(line)
     if dropped:
@@ -180,6 +199,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             "a pipe or --json has all)",
             file=sys.stderr,
         )
+
+
+def _told_apart(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """Rows whose hashes know how short they may become."""
+    unknown = {cell for row in rows for cell in row if isinstance(cell, Hash) and not cell.needed}
+    if not unknown or _needed is None:
+        return rows
+    known = _needed({str(item) for item in unknown})
+    return [
+        [Hash(cell, known.get(cell, 0)) if cell in unknown else cell for cell in row]
+        for row in rows
+    ]
 
 
 _BLANKS = {ord("\t"): " ", ord("\n"): " ", ord("\r"): " "}

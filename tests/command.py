@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import outputs
+
 
 def kimi_eagle(root: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     """Run the CLI as a user would, with --json; returns what it printed."""
@@ -18,6 +20,7 @@ def kimi_eagle(root: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == code, done.stderr
+    outputs.check([*arguments, "--json"], code, done.stdout)
     return json.loads(done.stdout)
 
 

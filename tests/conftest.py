@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import command
+import outputs
 import pytest
 
 import kimi_eagle
@@ -60,7 +61,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The longest first, so that nothing long is left to one process at the end.
 LONGEST = ("test_demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
 # The demo runs once for all that look at it.
-TOGETHER = {"test_serving": "test_demo"}
+TOGETHER = dict.fromkeys(
+    ("test_serving", "test_notebook", "test_outputs", "test_docs"), "test_demo"
+)
 
 
 def group_of(nodeid: str) -> str:
@@ -143,7 +146,15 @@ class Project:
                 code = main(["--root", str(root or self.root), *arguments])
             except SystemExit as exit_:
                 code = int(exit_.code or 0)
+        outputs.check(arguments, code, out.getvalue())
         return Answer(code, out.getvalue(), err.getvalue())
+
+    def cli_bare(self, *arguments: str) -> str:
+        """Run a command line as it is; what it printed."""
+        out = io.StringIO()
+        with redirect_stdout(out):
+            assert main(list(arguments)) == 0
+        return out.getvalue()
 
     def submit(self, *arguments: str, root: Path | None = None) -> Answer:
         return self.cli("submit", str(self.manifest), "--json", *arguments, root=root)
@@ -228,6 +239,9 @@ def halted_worker_of(root: Path) -> int:
     """A stage's worker, stopped in its tracks: nothing ends before a test is ready for it."""
     worker = worker_of(root)
     kill(worker, signal.SIGSTOP)
+    # A request to end that comes before it has stopped would be heard first: its number is lower.
+    stat = Path(f"/proc/{worker}/stat")
+    wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "its halt")
     return worker
 
 

@@ -482,15 +482,15 @@ def test_show_tells_of_a_pin_and_of_a_verification(
     digest = first_run[1].outputs["head"]["head"]
     with sqlite3.connect(made.root / FILE) as connection:
         connection.execute(
-            "insert into pins values (?, 'the \x1b[31mgood', '2026-01-01')", (digest,)
+            "insert into pins values (?, 'the \x1b[31mgood', '2026-01-01T00:00:00Z')", (digest,)
         )
         connection.execute(
-            "update artifacts set verified_at = '2026-02-02' where digest = ?", (digest,)
+            "update artifacts set verified_at = '2026-02-02T00:00:00Z' where digest = ?", (digest,)
         )
     connection.close()
     found = made.cli("show", digest, "--json").json
-    assert found["pinned"] == {"since": "2026-01-01", "note": "the \x1b[31mgood"}
-    assert found["verified_at"] == "2026-02-02"
+    assert found["pinned"] == {"since": "2026-01-01T00:00:00Z", "note": "the \x1b[31mgood"}
+    assert found["verified_at"] == "2026-02-02T00:00:00Z"
     assert "verified 2026-02-02" in made.cli("show", digest).out
 
 

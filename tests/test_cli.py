@@ -21,6 +21,7 @@ from kimi_eagle.cli import build_parser
 from kimi_eagle.registry.schema import FILE
 
 COMMANDS = (
+    "init",
     "validate",
     "plan",
     "why",
@@ -45,6 +46,8 @@ COMMANDS = (
     "pin",
     "unpin",
     "registry",
+    "doctor",
+    "completion",
     "schema",
 )
 DIGEST = 64

@@ -241,6 +241,68 @@ def test_hashes_that_begin_alike_are_shown_longer(made: Project) -> None:
     assert twin in screen.text
 
 
+def test_every_table_knows_which_hashes_begin_alike(made: Project) -> None:
+    (key,) = (stage["key"] for name, stage in made.plan().items() if name == "head")
+    twin = key[:-1] + ("0" if key[-1] != "0" else "1")
+    with sqlite3.connect(made.root / FILE) as connection:
+        connection.execute(
+            "insert into state_rows values (?, ?, 0, 1, ?)", (twin, _shard(connection), A)
+        )
+    connection.close()
+    for columns in (100, 200):
+        screen = on_terminal(made, "plan", str(made.manifest), columns=columns)
+        assert screen.end() == 0
+        assert key in screen.text
+    screen = on_terminal(made, "plan", str(made.manifest), columns=40)
+    assert screen.end() == 0
+    assert key[:8] not in screen.text, "rather than cut it goes"
+    assert "(KEY, WHY not shown" in screen.text
+
+
+def _shard(connection: sqlite3.Connection) -> str:
+    """A shard that there is, for a row to be in."""
+    digest = "e" * 64
+    connection.execute(
+        "insert into state_shards values (?, 1, 1, 1, '2026-01-01T00:00:00Z')", (digest,)
+    )
+    return digest
+
+
+def test_a_plan_says_what_waits_for_what_and_what_is_written(extracted: Project) -> None:
+    screen = on_terminal(extracted, "plan", str(extracted.manifest), columns=100)
+    assert screen.end() == 0
+    (run,) = extracted.cli("runs", "--json", "--stage", "states").json["runs"]
+    assert re.search(
+        rf"head +reuse +[0-9a-f]{{12}}  made by run \w+ on {run['started_at'][:10]}", screen.text
+    )
+    changed = ("--set", "stages.rows.max_length=128")
+    screen = on_terminal(extracted, "plan", str(extracted.manifest), *changed, columns=100)
+    assert screen.end() == 0
+    assert re.search(r"3 +vocab +depends +after 2 +depends on rows", screen.text)
+    assert re.search(
+        r"1 reuse, 1 run, 2 depends\. Writes about [\d.]+ .B of hidden states; [\d.]+ .B free\. "
+        r"Nothing was started\.",
+        screen.text,
+    )
+    piped = extracted.cli("plan", str(extracted.manifest), *changed).out.splitlines()
+    assert piped[2].split("\t")[:4] == ["3", "vocab", "depends", "-"]
+
+
+@pytest.mark.parametrize("columns", [30, 44, 60])
+def test_a_lineage_cuts_names_to_the_terminal_and_hashes_never(
+    first_run: tuple[Project, Answer], columns: int
+) -> None:
+    project, answer = first_run
+    rows = answer.outputs["rows"]["rows"]
+    screen = on_terminal(project, "lineage", rows, "--files", columns=columns)
+    assert screen.end() == 0
+    found = project.cli("lineage", rows, "--json").json
+    for node in found["nodes"]:
+        (line, *_) = (row for row in screen.rows if node["digest"][:12] in row)
+        whole = line.index(node["digest"][:12]) + 12
+        assert cells(line) <= max(columns, whole + len("  999.9 kB"))
+
+
 @pytest.mark.parametrize("columns", [60, 120])
 def test_submit_shows_a_line_a_stage_and_a_bar_that_fits(project: Project, columns: int) -> None:
     project.write(project.manifest.read_text("utf-8").split("  rows:")[0])
