@@ -363,3 +363,12 @@ class CompareOutput(TypedDict):
     evaluations: list[ComparedEvaluation]
     lines: list[ComparedLine]
     notes: list[str]
+
+
+@closed
+class ReportOutput(TypedDict):
+    """`report`: what was written"""
+
+    run: RunId
+    file: str
+    bytes: Count

@@ -24,6 +24,7 @@ OUTPUTS: dict[str, Any] = {
     "lineage": asking.LineageOutput,
     "diff": asking.DiffOutput,
     "compare": asking.CompareOutput,
+    "report": asking.ReportOutput,
     "reproduce": running.ReproduceOutput,
     "verify": keeping.VerifyOutput,
     "check-rows": keeping.CheckRowsOutput,
