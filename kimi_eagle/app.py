@@ -170,6 +170,51 @@ def submit(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter)
         runner.close()
 
 
+def placed(path: Path, overrides: Sequence[str], kind: str | None) -> list[str]:
+    """The overrides with which a manifest runs on an executor of a kind; what it says of another
+    kind goes, what it says of this one stays. Raises: ManifestError."""
+    if kind is None or load(path).manifest.executor.kind == kind:
+        return list(overrides)
+    return [f"executor={{kind: {kind}}}", *overrides]
+
+
+def resume(root: Path, run_id: str, reporter: Reporter) -> RunOutcome:
+    """Take a run over whose coordinator died, and run it to its end.
+
+    Raises: ManifestError, RegistryError; LookupError: it is not lost, or was not submitted.
+    """
+    from kimi_eagle.follow import outcome_of
+    from kimi_eagle.training_log import TrainingLog
+
+    with _asked(root) as registry:
+        run = registry.run(run_id)
+        texts = registry.run_texts(run_id)
+        assert run is not None, "it was just found"
+        ended = [
+            stage
+            for stage in registry.stages_of(run_id)
+            if stage.disposition in ("executed", "reused")
+        ]
+        done = [
+            (
+                outcome_of(root, stage),
+                stage if stage.reused_from is None else registry.execution(stage.reused_from),
+            )
+            for stage in ended
+        ]
+    if run.kind != "submit":
+        raise LookupError(f"run {run_id} is no submitted one ({run.kind}): begin it again")
+    loaded = load(Path(run.manifest_path), json.loads(texts["overrides"]), texts["manifest_text"])
+    open_verifier(loaded)
+    log = TrainingLog(reporter, loaded.manifest)
+    runner = Runner(root, log)
+    try:
+        return runner.resume(run_id, loaded, done)
+    finally:
+        log.close()
+        runner.close()
+
+
 def runs(root: Path, wanted: RunFilter, limit: int | None) -> RunsFound:
     """Runs that a filter lets through, newest first; `wanted.artifact` may be shortened.
 

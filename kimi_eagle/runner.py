@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,18 +20,23 @@ from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import write_json, write_text
 from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
-from kimi_eagle.attempt import Attempts, StageInputs, with_records
+from kimi_eagle.attempt import POLL_SECONDS, Attempts, StageInputs, with_records
+from kimi_eagle.beside import Beside
 from kimi_eagle.books import STAGES, Books
 from kimi_eagle.eviction import ALIVE as ALIVE
 from kimi_eagle.eviction import release_states
+from kimi_eagle.executors.local import LocalExecutor
+from kimi_eagle.executors.protocol import Executor
 from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
 from kimi_eagle.job import EVENTS, SHARDS
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.manifest.model import Manifest
+from kimi_eagle.orphans import Orphan, orphans
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
+from kimi_eagle.placement import executor_of, misfits, needs_of
 from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
@@ -43,6 +48,10 @@ from kimi_eagle.terminal import human_size
 
 # Folders directly under the root that are not runs.
 LOCKS = ".locks"
+
+
+# A stage that a run is done with, and the execution that made its outputs.
+Done = tuple[StageOutcome, ExecutionRecord]
 
 
 class Interrupted(Exception):
@@ -62,7 +71,8 @@ class Runner:
         self._reporter = reporter
         self.books = Books(self.root, self.registry, reporter.note)
         self.forecaster = Forecaster(self.root, self.registry, self.objects)
-        self._attempts = Attempts(self.root, self.registry, self.objects, self.digests, reporter)
+        self._executor: Executor = LocalExecutor()
+        self._attempts: Attempts | None = None
         if self.registry.journal_mode != "WAL":
             reporter.note(
                 f"{self.root} is on a network file system: the registry does without a "
@@ -130,34 +140,94 @@ class Runner:
         """Run a manifest to its end.
 
         Raises:
-            ManifestError: an input is not there; nothing was started.
+            ManifestError: an input is not there, or a stage can never run where it is to; nothing
+                was started.
+            ExecutorError: where stages are to run cannot be reached; nothing was started.
         """
         pins = self.pin(loaded)
         self.clear_dead()
-        run_id = secrets.token_hex(6)
+        with self._placed(loaded, pins):
+            run_id = secrets.token_hex(6)
+            with self.recording(run_id, loaded):
+                return self._coordinate(loaded, pins, RunOutcome(run_id, "running"), {})
+
+    def resume(self, run_id: str, loaded: LoadedManifest, done: Sequence[Done]) -> RunOutcome:
+        """Take a run over whose coordinator died, and run it to its end: what goes on elsewhere is
+        followed, what it finished is taken as it is.
+
+        Raises: as `submit`; LookupError: somebody runs it, or it has ended.
+        """
+        pins = self.pin(loaded)
         folder = self.root / run_id
-        with self.recording(run_id, loaded):
-            outcome = RunOutcome(run_id, "running")
-            try:
-                with interruptible():
-                    self._loop(loaded, pins, outcome)
-                outcome.status = "done"
-                if any(stage.disposition == "failed" for stage in outcome.stages):
-                    outcome.status = "failed"
-            except (Interrupted, KeyboardInterrupt):
-                outcome.status = "interrupted"
-            except (OSError, RegistryError) as error:
+        alive = Lock(folder / ALIVE)
+        try:
+            if not alive.acquire(wait=False) or run_id not in self.registry.running_runs():
+                raise LookupError(f"run {run_id} is not lost any more")
+            with self._placed(loaded, pins):
+                self.registry.take_over(run_id, socket.gethostname(), os.getpid())
+                self.books.run(run_id)
+                self._reporter.run_started(run_id, folder)
+                outcome = RunOutcome(run_id, "running", [stage for stage, _ in done])
+                settled = {
+                    stage.name: made for stage, made in done if self.history.trouble(made) is None
+                }
+                return self._coordinate(loaded, pins, outcome, settled)
+        finally:
+            alive.release()
+
+    @contextmanager
+    def _placed(self, loaded: LoadedManifest, pins: Pins) -> Iterator[None]:
+        """With the executor that a manifest chose. Raises: ManifestError, ExecutorError."""
+        execution = loaded.manifest.executor
+        self._executor = executor_of(execution)
+        try:
+            wrong = misfits(loaded, self._executor, list(loaded.manifest.stages))
+            if wrong:
+                again = {stage.name for stage in self.plan(loaded, pins) if stage.action != REUSE}
+                for name in wrong.keys() & again:
+                    raise loaded.error(("stages", name, "resources"), wrong[name])
+            self._attempts = Attempts(
+                self.root,
+                self.registry,
+                self.objects,
+                self.digests,
+                self._reporter,
+                execution=execution,
+                executor=self._executor,
+            )
+            yield
+        finally:
+            self._executor.close()
+
+    def _coordinate(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        outcome: RunOutcome,
+        settled: dict[str, ExecutionRecord],
+    ) -> RunOutcome:
+        """Args: `settled`: what the run has made or taken already."""
+        run_id = outcome.run_id
+        try:
+            with interruptible():
+                self._loop(loaded, pins, outcome, settled)
+            outcome.status = "done"
+            if any(stage.disposition == "failed" for stage in outcome.stages):
                 outcome.status = "failed"
-                self._reporter.note(f"the run ends here: {error}")
-            except BaseException:
-                self.end(run_id, "failed")
-                raise
-            self.end(run_id, outcome.status)
-            ended = json.dumps(outcome_document(outcome), ensure_ascii=False)
-            try:
-                write_text(folder / "outcome.json", ended + "\n")
-            except OSError as error:  # the registry has it all
-                self._reporter.note(str(error))
+        except (Interrupted, KeyboardInterrupt):
+            outcome.status = "interrupted"
+        except (OSError, RegistryError) as error:
+            outcome.status = "failed"
+            self._reporter.note(f"the run ends here: {error}")
+        except BaseException:
+            self.end(run_id, "failed")
+            raise
+        self.end(run_id, outcome.status)
+        ended = json.dumps(outcome_document(outcome), ensure_ascii=False)
+        try:
+            write_text(self.root / run_id / "outcome.json", ended + "\n")
+        except OSError as error:  # the registry has it all
+            self._reporter.note(str(error))
         return outcome
 
     def end(self, run_id: str, status: str) -> None:
@@ -200,36 +270,77 @@ class Runner:
             self._reporter.run_started(run_id, folder)
             yield
 
-    def _loop(self, loaded: LoadedManifest, pins: Pins, outcome: RunOutcome) -> None:
-        settled: dict[str, ExecutionRecord] = {}
+    def _loop(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        outcome: RunOutcome,
+        settled: dict[str, ExecutionRecord],
+    ) -> None:
         released: set[str] = set()
-        while True:
-            stages = self._settle(loaded, pins, settled, outcome)
-            self._release(loaded, settled, released, outcome.run_id)
-            waiting = [stage for stage in stages if stage.action == RUN]
-            if not waiting:
-                return
-            refused = self._refused(loaded, pins, waiting, settled)
-            stage, why_not = refused or (waiting[0], None)
-            with self._sole(stage):
-                made = self.registry.made_by_key(str(stage.key))
-                if made is not None and self.history.trouble(made) is None:
-                    continue  # another run made it meanwhile: the next plan reuses it
-                if makes_states(stage.kind):
-                    self.history.check_shards()  # it takes every row that is listed for whole
-                result = self._attempts.execute(
-                    outcome.run_id,
-                    stage,
-                    self._given(loaded, stage, pins, settled),
-                    why_not=why_not,
+        failed = False
+        with Beside(self._executor) as beside:
+            while True:
+                stages = self._settle(loaded, pins, settled, outcome)
+                self._release(loaded, settled, released, outcome.run_id)
+                waiting = [stage for stage in stages if stage.action == RUN] if not failed else []
+                refused = self._refused(loaded, pins, waiting, settled) if not beside else None
+                for stage in [refused[0]] if refused else waiting:
+                    needs = needs_of(loaded.manifest.stages[stage.name].resources)
+                    if beside.room(stage, needs):
+                        given = self._given(loaded, stage, pins, settled)
+                        why_not = refused[1] if refused else None
+                        steps = self._steps(outcome.run_id, stage, given, why_not)
+                        beside.begin(stage, needs, steps)
+                if not beside:
+                    return
+                while not (ended := beside.step()):
+                    time.sleep(POLL_SECONDS)
+                for stage, result in ended:
+                    if result is None:
+                        continue  # another run made it meanwhile: the next plan reuses it
+                    outcome.stages.append(result)
+                    self._reporter.stage_ended(result)
+                    if result.disposition != "executed":
+                        failed = True
+                        continue
+                    fresh = self.registry.made_by_key(str(stage.key))
+                    assert fresh is not None, "an executed stage is in the registry"
+                    settled[stage.name] = fresh
+
+    def _steps(
+        self, run_id: str, stage: StagePlan, given: StageInputs, why_not: str | None
+    ) -> Generator[None, None, StageOutcome | None]:
+        """Make a stage, alone in the world; returns None when another run has made it by then."""
+        lock = Lock(self.root / LOCKS / f"{stage.key}.lock")
+        try:
+            if not lock.acquire(wait=False):
+                self._reporter.note(f"{stage.name}: another run is making it; waiting")
+                while not lock.acquire(wait=False):
+                    yield
+            made = self.registry.made_by_key(str(stage.key))
+            if made is not None and self.history.trouble(made) is None:
+                return None
+            if makes_states(stage.kind):
+                self.history.check_shards()  # it takes every row that is listed for whole
+            adopted = self._adopted(stage) if self._executor.remote else None
+            assert self._attempts is not None, "it is placed before anything runs"
+            return (
+                yield from self._attempts.steps(
+                    run_id, stage, given, why_not=why_not, adopted=adopted
                 )
-            outcome.stages.append(result)
-            self._reporter.stage_ended(result)
-            if result.disposition != "executed":
-                return
-            fresh = self.registry.made_by_key(str(stage.key))
-            assert fresh is not None, "an executed stage is in the registry"
-            settled[stage.name] = fresh
+            )
+        finally:
+            lock.release()
+
+    def _adopted(self, stage: StagePlan) -> Orphan | None:
+        """Work on a stage that goes on though its coordinator died, or came to its end since."""
+        for orphan in orphans(self.root):
+            there = orphan.note.execution["kind"] == self._executor.name
+            if there and orphan.note.key == stage.key:
+                self._reporter.note(f"{stage.name}: going on with work of run {orphan.run_id}")
+                return orphan
+        return None
 
     def _release(
         self,
@@ -339,33 +450,29 @@ class Runner:
             upstream,
         )
 
-    @contextmanager
-    def _sole(self, stage: StagePlan) -> Iterator[None]:
-        """Hold the stage's key alone, waiting for a run that holds it."""
-        lock = Lock(self.root / LOCKS / f"{stage.key}.lock")
-        try:
-            if not lock.acquire(wait=False):
-                self._reporter.note(f"{stage.name}: another run is making it; waiting")
-                while not lock.acquire(wait=False):
-                    time.sleep(0.2)
-            yield
-        finally:
-            lock.release()
-
     def clear_dead(self) -> None:
-        """Give runs whose coordinator died their end, and clear what they left in staging."""
+        """Give runs whose coordinator died their end, and clear what they left in staging; but
+        what they gave out to a cluster goes on, and is for `attach` or `cancel`."""
+        going = {orphan.folder: orphan.run_id for orphan in orphans(self.root)}
         for run_id in self.registry.running_runs():
-            if not held(self.root / run_id / ALIVE):
-                self.registry.abandon_running(run_id, "interrupted")
-                self.registry.end_run(run_id, "interrupted")
-                self.books.close(run_id)
+            if held(self.root / run_id / ALIVE):
+                continue
+            if run_id in going.values():
+                self._reporter.note(
+                    f"run {run_id} lost its coordinator, and its work goes on: `kimi-eagle attach "
+                    f"{run_id}` takes it over, `kimi-eagle cancel {run_id}` ends it"
+                )
+                continue
+            self.registry.abandon_running(run_id, "interrupted")
+            self.registry.end_run(run_id, "interrupted")
+            self.books.close(run_id)
         states = StateStore(self.root, self.registry)
         # What holds the gate alone works in the staging folder too, and is no run.
         with gate(self.root, shared=True):
             staging = self.root / STAGING
             for folder in staging.iterdir() if staging.is_dir() else ():
                 run_id = folder.name.split("-")[0]
-                if not held(self.root / run_id / ALIVE):
+                if folder not in going and not held(self.root / run_id / ALIVE):
                     self._keep_events(run_id, folder)
                     with suppress(OSError):
                         take_left(states, self.digests, folder / SHARDS)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from kimi_eagle.manifest.described import describe, subclasses
+from kimi_eagle.manifest.execution import Execution, Local
 from kimi_eagle.manifest.log_options import LogOptions
 from kimi_eagle.manifest.matrix_schema import add_matrix
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
@@ -59,6 +60,8 @@ class Manifest(Model):
     stages: Annotated[dict[StageName, AnyStage], Field(min_length=1)]
     """The stages by name; each names the stages it takes from."""
     store: Store = Store()
+    executor: Execution = Local()
+    """Where stages run. Nothing of it is part of any key."""
     logging: LogOptions = LogOptions()
 
     @model_validator(mode="after")

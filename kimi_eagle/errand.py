@@ -1,0 +1,142 @@
+"""Work that is given to an executor and followed to its end: its events passed on, its shards,
+answers and snapshots taken in as they come."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kimi_eagle.artifacts.digests import Digests
+from kimi_eagle.executors.protocol import Executor, ExecutorError, Running, Task, TaskLost
+from kimi_eagle.harvest import StateStore, take_left, take_shard
+from kimi_eagle.job import ANSWERS, EVENTS, SHARDS, SNAPSHOTS, EventReader, Job
+from kimi_eagle.kept_answers import take_answers
+from kimi_eagle.manifest.execution import Execution
+from kimi_eagle.orphans import USAGE, Note
+from kimi_eagle.outcome import Reporter
+from kimi_eagle.placement import needs_of
+from kimi_eagle.plan import StagePlan
+from kimi_eagle.stages.catalog import KINDS
+from kimi_eagle.stages.contract import StageParams
+
+# Takes in what a worker has saved: (job folder, event).
+Take = Callable[[Path, Mapping[str, Any]], None]
+# A cluster that is away when lost work is to be given out again may come back this soon.
+_AWAY_SECONDS = 300.0
+
+
+class Errand:
+    """Gives work out under one root."""
+
+    def __init__(
+        self,
+        states: StateStore,
+        digests: Digests,
+        reporter: Reporter,
+        execution: Execution,
+        executor: Executor,
+    ):
+        self._states = states
+        self._digests = digests
+        self._reporter = reporter
+        self._execution = execution
+        self._executor = executor
+
+    def submitted(
+        self, stage: StagePlan, params: StageParams, job: Job, log: Path, *, again: bool
+    ) -> Generator[None, None, Running]:
+        """Give a job's worker to the executor.
+
+        Args: `again`: it was given out before, so that the executor is worth waiting for.
+
+        Raises: ExecutorError.
+        """
+        folder = Path(job.folder)
+        task = Task(
+            folder.name,
+            ("-m", "kimi_eagle.worker", str(job.write())),
+            folder,
+            log,
+            folder / USAGE,
+            KINDS[stage.kind].settings,
+            needs_of(params.resources),
+        )
+        where = self._execution.model_dump(mode="json")
+        note = Note(stage.name, str(stage.key), str(log), where, {})
+        if self._executor.remote:
+            note.write(folder)
+        deadline = time.monotonic() + (_AWAY_SECONDS if again else 0)
+        while True:
+            try:
+                running = self._executor.submit(task)
+                break
+            except ExecutorError:
+                if time.monotonic() >= deadline:
+                    raise
+            yield
+        if self._executor.remote:
+            replace(note, handle=dict(running.handle)).write(folder)
+        return running
+
+    def work(
+        self, stage: StagePlan, running: Running, folder: Path, take: Take
+    ) -> Generator[None, None, int]:
+        """Follow a worker to its end; whatever stops us, stops it. Raises: TaskLost."""
+        events = EventReader(folder / EVENTS)
+        lost = False
+        try:
+            return (yield from self._follow(stage, running, folder, events, take))
+        except TaskLost:
+            lost = True
+            raise
+        finally:
+            running.cancel()
+            # What it saved when it was asked to stop.
+            for event in events.new():
+                if event["event"] == "snapshot" and (folder / SNAPSHOTS / event["name"]).exists():
+                    take(folder, event)
+            with suppress(OSError):  # a full disk, most likely: the stage says so itself
+                shards = folder / SHARDS
+                if lost and shards.is_dir():
+                    # It may write on where nobody can see it: what is published is a copy.
+                    shards = folder / "left" / SHARDS
+                    shutil.copytree(folder / SHARDS, shards)
+                take_left(self._states, self._digests, shards)
+
+    def _follow(
+        self, stage: StagePlan, running: Running, folder: Path, events: EventReader, take: Take
+    ) -> Generator[None, None, int]:
+        """Pass events on and take shards and snapshots in until the job ends; returns its exit
+        code. What is not there was taken in already, by the coordinator before this one."""
+        told = None
+        while True:
+            code = running.poll()
+            waiting = running.waiting()
+            if waiting is not None and waiting != told:
+                told = waiting
+                self._reporter.note(f"{stage.name}: {waiting}")
+            for event in events.new():
+                if event["event"] == "shard":
+                    if (folder / SHARDS / event["name"]).exists():
+                        take_shard(self._states, self._digests, folder / SHARDS / event["name"])
+                elif event["event"] == "answers":
+                    if (folder / ANSWERS / event["name"]).exists():
+                        take_answers(
+                            self._states.root,
+                            self._digests,
+                            folder / ANSWERS / event["name"],
+                            event["set"],
+                        )
+                elif event["event"] == "snapshot":
+                    if (folder / SNAPSHOTS / event["name"]).exists():
+                        take(folder, event)
+                else:
+                    self._reporter.stage_event(stage, event)
+            if code is not None:
+                return code
+            yield
