@@ -8,7 +8,6 @@ system lets go of it when the holder dies.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import time
@@ -94,11 +93,10 @@ def _bury(root: Path, registry: Registry, run: RunRecord, tell: Callable[[str], 
         try:
             orphan.found(executor).cancel()
         except ExecutorError as error:
-            # Its guard ends it all the same, when it sees that its folder is gone.
             tell(f"{orphan.note.stage} could not be cancelled: {error}")
         finally:
             executor.close()
-        shutil.rmtree(orphan.folder, ignore_errors=True)
+        orphan.give_up()
     registry.abandon_running(run.id, INTERRUPTED)
     registry.end_run(run.id, INTERRUPTED)
     Books(root, registry, tell).close(run.id)

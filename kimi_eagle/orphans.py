@@ -18,6 +18,7 @@ from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.artifacts.locks import held
 from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.eviction import ALIVE
+from kimi_eagle.executors.guard import HEARTBEAT
 from kimi_eagle.executors.protocol import Executor, Running, Task
 
 NOTE = "task.json"
@@ -53,17 +54,26 @@ class Orphan:
         log = Path(self.note.log)
         return Task(self.folder.name, (), self.folder, log, self.folder / USAGE)
 
+    def give_up(self) -> None:
+        """Nobody follows it any more: what it left whole is taken in as that of any run that died,
+        and should it be out of reach, its guard sees this and ends it."""
+        for name in (HEARTBEAT, NOTE):
+            (self.folder / name).unlink(missing_ok=True)
+
     def found(self, executor: Executor) -> Running:
         """Raises: ExecutorError."""
         return executor.find(self.task(), self.note.handle)
 
 
-def orphans(root: Path) -> Iterator[Orphan]:
-    """Those under a root, ended ones included whose outputs nobody took in."""
+def orphans(root: Path, own: str | None = None) -> Iterator[Orphan]:
+    """Those under a root, ended ones included whose outputs nobody took in.
+
+    Args: `own`: a run that was taken over: what it gave out before is an orphan though it lives.
+    """
     staging = root / STAGING
     for folder in sorted(staging.iterdir()) if staging.is_dir() else ():
         run_id = folder.name.split("-")[0]
-        if held(root / run_id / ALIVE):
+        if run_id != own and held(root / run_id / ALIVE):
             continue
         try:
             note = Note(**json.loads((folder / NOTE).read_text("utf-8")))

@@ -323,7 +323,7 @@ class Runner:
                 return None
             if makes_states(stage.kind):
                 self.history.check_shards()  # it takes every row that is listed for whole
-            adopted = self._adopted(stage) if self._executor.remote else None
+            adopted = self._adopted(stage, run_id) if self._executor.remote else None
             assert self._attempts is not None, "it is placed before anything runs"
             return (
                 yield from self._attempts.steps(
@@ -333,9 +333,9 @@ class Runner:
         finally:
             lock.release()
 
-    def _adopted(self, stage: StagePlan) -> Orphan | None:
+    def _adopted(self, stage: StagePlan, run_id: str) -> Orphan | None:
         """Work on a stage that goes on though its coordinator died, or came to its end since."""
-        for orphan in orphans(self.root):
+        for orphan in orphans(self.root, run_id):
             there = orphan.note.execution["kind"] == self._executor.name
             if there and orphan.note.key == stage.key:
                 self._reporter.note(f"{stage.name}: going on with work of run {orphan.run_id}")

@@ -101,7 +101,9 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld-wlm", "-D")
         for node in NODES:
             self.start_node(node)
-        _until(lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", "nodes")
+        _until(
+            lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", "nodes"
+        )
 
     def start_node(self, name: str) -> None:
         stepd = str(self._sbin / "slurmstepd-wlm")

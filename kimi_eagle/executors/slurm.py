@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import time
 from dataclasses import dataclass
 
 from kimi_eagle.executors import shared
@@ -25,6 +26,8 @@ _ASK_SECONDS = 2.0
 _LOST = {"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED", "REQUEUED"}
 _QUEUED = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _ALIVE = _QUEUED | {"RUNNING", "COMPLETING", "STAGE_OUT", "RESIZING", "SIGNALING", "STOPPED"}
+# Slurm gives what it ends half a minute between asking and killing, if nothing else is set.
+_END_SECONDS = 45.0
 # A shared file system may show what a job wrote last a while after its scheduler says it ended.
 _LATE_LOOKS = 5
 
@@ -88,8 +91,12 @@ class SlurmTask:
         return own or code or 1
 
     def cancel(self) -> None:
-        if shared.exit_code(self._task.folder) is None:
-            _ask("scancel", self._job)
+        if shared.exit_code(self._task.folder) is not None:
+            return
+        _ask("scancel", self._job)
+        deadline = time.monotonic() + _END_SECONDS
+        while (state := _state(self._job)) and state[0] in _ALIVE and time.monotonic() < deadline:
+            time.sleep(0.2)
 
 
 class SlurmExecutor:
