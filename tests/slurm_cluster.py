@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -101,9 +102,8 @@ class SlurmCluster:
         self._start("slurmctld", "slurmctld-wlm", "-D")
         for node in NODES:
             self.start_node(node)
-        _until(
-            lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", "nodes"
-        )
+        idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
+        _until(lambda: self.command(*idle).strip() == str(len(NODES)), "nodes")
 
     def start_node(self, name: str) -> None:
         stepd = str(self._sbin / "slurmstepd-wlm")
@@ -212,13 +212,11 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
-def _until(condition, what: str, seconds: float = 30) -> None:  # type: ignore[no-untyped-def]
+def _until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come up in {seconds} s"

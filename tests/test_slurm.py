@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from clusters import ROWS_AND_STATES, extracting
-from conftest import WITH_STATES, Answer, Project, kill, new_project, wait_for
+from conftest import WITH_STATES, Answer, Project, kill, new_project
 from slurm_cluster import SlurmCluster, unpacked
 from test_batch import said
 
