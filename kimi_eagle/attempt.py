@@ -8,13 +8,12 @@ one later is looked at.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,25 +22,27 @@ from kimi_eagle.artifacts.files import write_text
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.books import Books
-from kimi_eagle.errand import Errand, Take
+from kimi_eagle.errand import Errand, Take, came_to_its_end, used
 from kimi_eagle.executors.local import LocalExecutor
 from kimi_eagle.executors.protocol import Executor, TaskLost
+from kimi_eagle.fan_out import FanOut, Part, together
 from kimi_eagle.forecast import makes_states
 from kimi_eagle.harvest import StateStore
 from kimi_eagle.job import (
     EVENTS,
     JOB,
-    NO_SPACE,
     OUT,
     Given,
     Job,
+    Share,
     StageFailed,
     read_result,
 )
 from kimi_eagle.manifest.execution import Execution, Local
-from kimi_eagle.orphans import USAGE, Orphan
+from kimi_eagle.orphans import Orphan
 from kimi_eagle.outcome import Reporter, StageOutcome
 from kimi_eagle.pins import Pinned, member_records
+from kimi_eagle.placement import workers_of
 from kimi_eagle.plan import StagePlan
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord
@@ -55,8 +56,6 @@ from kimi_eagle.stages.train.spec import TrainParams
 POLL_SECONDS = 0.05
 # An attempt under way: it is resumed again and again, and returns how it came out.
 Steps = Generator[None, None, StageOutcome]
-
-_LOG_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -156,18 +155,19 @@ class Attempts:
         *,
         disposition: str = "executed",
         why_not: str | None = None,
-        adopted: Orphan | None = None,
+        adopted: Mapping[Share | None, Orphan] | None = None,
     ) -> Steps:
         """As `execute`, beside others: resumed until it returns, ended when it is closed.
 
         Args:
             why_not: it is not started, and recorded as failed for that reason.
-            adopted: the work that another coordinator gave out, to be followed instead.
+            adopted: the work that another coordinator gave out, to be followed instead: shares of
+                the rows, or all of it.
         """
         with ExitStack() as recorded:
             return (
                 yield from self._steps(
-                    run_id, stage, given, disposition, recorded, why_not, adopted
+                    run_id, stage, given, disposition, recorded, why_not, adopted or {}
                 )
             )
 
@@ -179,11 +179,12 @@ class Attempts:
         disposition: str,
         recorded: ExitStack,
         why_not: str | None,
-        adopted: Orphan | None,
+        orphans: Mapping[Share | None, Orphan],
     ) -> Steps:
         """Args: `recorded` ends when the outcome is in the registry."""
         key, document = str(stage.key), stage.document or {}
         attempt = f"{run_id}-{stage.name}-{secrets.token_hex(4)}"
+        adopted = orphans.get(None)
         if adopted is not None:
             attempt = adopted.folder.name
         kept = self._root / run_id / "stages"
@@ -232,6 +233,7 @@ class Attempts:
         resources: dict[str, Any] = {}
         outputs: dict[str, ArtifactRecord] = {}
         error: str | None = None
+        parts: list[Part] | None = None
         lost = 0
         while True:
             name = f"{attempt}.{lost}" if lost else attempt
@@ -246,15 +248,18 @@ class Attempts:
                         at_log = Path(adopted.note.log)
                     else:
                         at_log = log
+                        if parts is None:
+                            parts = yield from self._parts(stage, given, attempt, log, orphans)
                         job = self._job(stage, given, folder, resumed, saves=training is not None)
+                        job = replace(job, parts=[part.metrics for part in parts])
                         running = yield from self._errand.submitted(
                             stage, given.params, job, log, again=lost > 0
                         )
                     code = yield from self._errand.work(stage, running, folder, take)
                     result = read_result(folder)
                     metrics = dict(result["metrics"]) if result and "metrics" in result else {}
-                    resources = _used(folder)
-                    _came_to_its_end(stage, code, result, at_log)
+                    resources = together(used(folder), parts or ())
+                    came_to_its_end(stage.name, code, result, at_log)
                     _unchanged(stage, given)
                     production = {**origin, "disposition": disposition, "metrics": metrics}
                     outputs = self._publish(stage, folder, production, recorded)
@@ -306,6 +311,37 @@ class Attempts:
             log,
             resources,
         )
+
+    def _parts(
+        self,
+        stage: StagePlan,
+        given: StageInputs,
+        attempt: str,
+        log: Path,
+        orphans: Mapping[Share | None, Orphan],
+    ) -> Generator[None, None, list[Part]]:
+        """Have the rows of a stage done by several workers, where it asks for them."""
+        workers = workers_of(given.params, self._executor)
+        if workers == 1:
+            return []
+
+        def job(folder: Path, share: Share) -> Job:
+            return replace(self._job(stage, given, folder, None, saves=False), share=share)
+
+        fan_out = FanOut(
+            stage,
+            given.params,
+            attempt,
+            log,
+            self._errand,
+            self._executor,
+            self._reporter,
+            self._execution.retries,
+            self._staging,
+            job,
+            {share: orphan for share, orphan in orphans.items() if share is not None},
+        )
+        return (yield from fan_out.steps(workers))
 
     @contextmanager
     def _staging(self, attempt: str) -> Iterator[Path]:
@@ -388,31 +424,6 @@ def _refuse(_folder: Path, event: Mapping[str, Any]) -> None:
     raise StageFailed(f"snapshot {event['name']} was saved, and nobody asked for it")
 
 
-def _used(folder: Path) -> dict[str, Any]:
-    """What the worker used, as the executor wrote it down; empty when it could not."""
-    try:
-        return dict(json.loads((folder / USAGE).read_text("utf-8")))
-    except (OSError, ValueError):
-        return {}
-
-
-def _came_to_its_end(
-    stage: StagePlan, code: int, result: Mapping[str, Any] | None, log: Path
-) -> None:
-    """Raises: StageFailed, with what the worker said or else the end of its log."""
-    if result is not None and "error" in result:
-        raise StageFailed(str(result["error"]))
-    if code == NO_SPACE:
-        raise StageFailed(
-            f"no space left for {stage.name} to write to: free some and submit again; what was "
-            "published is kept"
-        )
-    if code != 0 or result is None:
-        signalled = code - 128 if code > 128 else -code
-        how = f"was ended by signal {signalled}" if signalled > 0 else f"ended with code {code}"
-        raise StageFailed(f"the worker of {stage.name} {how}; the end of its log:\n{log_tail(log)}")
-
-
 def _unchanged(stage: StagePlan, given: StageInputs) -> None:
     """Raises: StageFailed when an input from outside is not as it was pinned any more."""
     for items in given.pinned.values():
@@ -423,11 +434,3 @@ def _unchanged(stage: StagePlan, given: StageInputs) -> None:
                     f"{changed} changed while {stage.name} was under way: what was made of it "
                     "is not kept; submit again"
                 )
-
-
-def log_tail(log: Path, lines: int = _LOG_LINES) -> str:
-    """The last lines of a log."""
-    try:
-        return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
-    except OSError:
-        return "(no log)"

@@ -3,22 +3,31 @@ answers and snapshots taken in as they come."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.executors.protocol import Executor, ExecutorError, Running, Task, TaskLost
 from kimi_eagle.harvest import StateStore, take_left, take_shard
-from kimi_eagle.job import ANSWERS, EVENTS, SHARDS, SNAPSHOTS, EventReader, Job
+from kimi_eagle.job import (
+    ANSWERS,
+    EVENTS,
+    NO_SPACE,
+    SHARDS,
+    SNAPSHOTS,
+    EventReader,
+    Job,
+    StageFailed,
+)
 from kimi_eagle.kept_answers import take_answers
 from kimi_eagle.manifest.execution import Execution
 from kimi_eagle.orphans import USAGE, Note
-from kimi_eagle.outcome import Reporter
 from kimi_eagle.placement import needs_of
 from kimi_eagle.plan import StagePlan
 from kimi_eagle.stages.catalog import KINDS
@@ -28,6 +37,15 @@ from kimi_eagle.stages.contract import StageParams
 Take = Callable[[Path, Mapping[str, Any]], None]
 # A cluster that is away when lost work is to be given out again may come back this soon.
 _AWAY_SECONDS = 300.0
+_LOG_LINES = 40
+
+
+class Told(Protocol):
+    """Who is told how a stage goes."""
+
+    def stage_event(self, stage: StagePlan, event: Mapping[str, Any]) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
 
 class Errand:
@@ -37,7 +55,7 @@ class Errand:
         self,
         states: StateStore,
         digests: Digests,
-        reporter: Reporter,
+        reporter: Told,
         execution: Execution,
         executor: Executor,
     ):
@@ -46,6 +64,10 @@ class Errand:
         self._reporter = reporter
         self._execution = execution
         self._executor = executor
+
+    def telling(self, told: Told) -> Errand:
+        """The same, telling another."""
+        return Errand(self._states, self._digests, told, self._execution, self._executor)
 
     def submitted(
         self, stage: StagePlan, params: StageParams, job: Job, log: Path, *, again: bool
@@ -67,7 +89,7 @@ class Errand:
             needs_of(params.resources),
         )
         where = self._execution.model_dump(mode="json")
-        note = Note(stage.name, str(stage.key), str(log), where, {})
+        note = Note(stage.name, str(stage.key), job.share, str(log), where, {})
         if self._executor.remote:
             note.write(folder)
         deadline = time.monotonic() + (_AWAY_SECONDS if again else 0)
@@ -140,3 +162,34 @@ class Errand:
             if code is not None:
                 return code
             yield
+
+
+def used(folder: Path) -> dict[str, Any]:
+    """What the worker used, as the executor wrote it down; empty when it could not."""
+    try:
+        return dict(json.loads((folder / USAGE).read_text("utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def came_to_its_end(what: str, code: int, result: Mapping[str, Any] | None, log: Path) -> None:
+    """Raises: StageFailed, with what the worker said or else the end of its log."""
+    if result is not None and "error" in result:
+        raise StageFailed(str(result["error"]))
+    if code == NO_SPACE:
+        raise StageFailed(
+            f"no space left for {what} to write to: free some and submit again; what was "
+            "published is kept"
+        )
+    if code != 0 or result is None:
+        signalled = code - 128 if code > 128 else -code
+        how = f"was ended by signal {signalled}" if signalled > 0 else f"ended with code {code}"
+        raise StageFailed(f"the worker of {what} {how}; the end of its log:\n{log_tail(log)}")
+
+
+def log_tail(log: Path, lines: int = _LOG_LINES) -> str:
+    """The last lines of a log."""
+    try:
+        return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"

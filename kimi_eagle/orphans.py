@@ -20,6 +20,7 @@ from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.eviction import ALIVE
 from kimi_eagle.executors.guard import HEARTBEAT
 from kimi_eagle.executors.protocol import Executor, Running, Task
+from kimi_eagle.job import Share
 
 NOTE = "task.json"
 USAGE = "usage.json"
@@ -31,6 +32,8 @@ class Note:
 
     stage: str
     key: str
+    share: Share | None
+    """The part of the stage's rows; None for all of it."""
     log: str
     execution: Mapping[str, Any]
     """Where it runs, as its manifest said."""
@@ -76,7 +79,9 @@ def orphans(root: Path, own: str | None = None) -> Iterator[Orphan]:
         if run_id != own and held(root / run_id / ALIVE):
             continue
         try:
-            note = Note(**json.loads((folder / NOTE).read_text("utf-8")))
-        except (OSError, ValueError, TypeError):
+            values = json.loads((folder / NOTE).read_text("utf-8"))
+            share = values.pop("share")
+            note = Note(share=(share[0], share[1]) if share else None, **values)
+        except (OSError, ValueError, TypeError, KeyError):
             continue
         yield Orphan(folder, run_id, note)

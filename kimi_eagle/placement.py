@@ -14,7 +14,10 @@ from kimi_eagle.executors.slurm import SlurmExecutor, SlurmSettings
 from kimi_eagle.manifest.execution import Execution, Local, Ray
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.sizes import parse_seconds, parse_size
-from kimi_eagle.stages.contract import Resources
+from kimi_eagle.stages.contract import Resources, StageParams
+
+# Kinds whose rows can be shared out over workers.
+SHARED_OUT = ("extract", "regenerate")
 
 
 def executor_of(execution: Execution) -> Executor:
@@ -51,15 +54,29 @@ def needs_of(resources: Resources) -> Needs:
     )
 
 
+def workers_of(params: StageParams, executor: Executor) -> int:
+    """How many workers the rows of a stage are shared out over. Raises: ExecutorError."""
+    wanted = params.resources.workers
+    if wanted != "all":
+        return wanted
+    needs = needs_of(params.resources)
+    return max(1, sum(node.holds(needs) for node in executor.offer().nodes))
+
+
 def misfits(loaded: LoadedManifest, executor: Executor, stages: Sequence[str]) -> dict[str, str]:
     """Of these stages, those that can never run where they are to, and why.
 
     Raises: ExecutorError: it is not known what there is.
     """
-    found = {}
+    found: dict[str, str] = {}
+    for name in stages:
+        params = loaded.manifest.stages[name]
+        if params.resources.workers != 1 and params.kind not in SHARED_OUT:
+            kinds = " and ".join(SHARED_OUT)
+            found[name] = f"only stages of kind {kinds} have rows to share out: leave `workers` out"
     stated = {name: needs_of(loaded.manifest.stages[name].resources) for name in stages}
     if not executor.remote and not any(needs.stated for needs in stated.values()):
-        return {}  # to look for GPUs takes a while
+        return found  # to look for GPUs takes a while
     offer = executor.offer()
     for name, needs in stated.items():
         trouble = offer.lacks(needs)

@@ -24,15 +24,13 @@ from kimi_eagle.attempt import POLL_SECONDS, Attempts, StageInputs, with_records
 from kimi_eagle.beside import Beside
 from kimi_eagle.books import STAGES, Books
 from kimi_eagle.eviction import ALIVE as ALIVE
-from kimi_eagle.eviction import release_states
 from kimi_eagle.executors.local import LocalExecutor
 from kimi_eagle.executors.protocol import Executor
 from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
-from kimi_eagle.job import EVENTS, SHARDS
+from kimi_eagle.job import EVENTS, SHARDS, Share
 from kimi_eagle.manifest.load import LoadedManifest
-from kimi_eagle.manifest.model import Manifest
 from kimi_eagle.orphans import Orphan, orphans
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
@@ -40,11 +38,10 @@ from kimi_eagle.placement import executor_of, misfits, needs_of
 from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
-from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
+from kimi_eagle.short_lived import ShortLived
 from kimi_eagle.stages.catalog import KINDS
-from kimi_eagle.terminal import human_size
 
 # Folders directly under the root that are not runs.
 LOCKS = ".locks"
@@ -277,12 +274,14 @@ class Runner:
         outcome: RunOutcome,
         settled: dict[str, ExecutionRecord],
     ) -> None:
-        released: set[str] = set()
+        short_lived = ShortLived(
+            self.root, self.objects, self.registry, self._reporter.note, loaded.manifest
+        )
         failed = False
         with Beside(self._executor) as beside:
             while True:
                 stages = self._settle(loaded, pins, settled, outcome)
-                self._release(loaded, settled, released, outcome.run_id)
+                short_lived.release(settled, outcome.run_id)
                 waiting = [stage for stage in stages if stage.action == RUN] if not failed else []
                 refused = self._refused(loaded, pins, waiting, settled) if not beside else None
                 for stage in [refused[0]] if refused else waiting:
@@ -333,37 +332,16 @@ class Runner:
         finally:
             lock.release()
 
-    def _adopted(self, stage: StagePlan, run_id: str) -> Orphan | None:
+    def _adopted(self, stage: StagePlan, run_id: str) -> dict[Share | None, Orphan]:
         """Work on a stage that goes on though its coordinator died, or came to its end since."""
-        for orphan in orphans(self.root, run_id):
-            there = orphan.note.execution["kind"] == self._executor.name
-            if there and orphan.note.key == stage.key:
-                self._reporter.note(f"{stage.name}: going on with work of run {orphan.run_id}")
-                return orphan
-        return None
-
-    def _release(
-        self,
-        loaded: LoadedManifest,
-        settled: Mapping[str, ExecutionRecord],
-        released: set[str],
-        run_id: str,
-    ) -> None:
-        """Evict hidden states that are not to be kept, once every stage that takes them is done."""
-        for name, takers in short_lived(loaded.manifest).items():
-            if name in released or not takers or not {name, *takers} <= settled.keys():
-                continue
-            released.add(name)
-            (digest,) = settled[name].outputs.values()
-            found = release_states(self.root, self.objects, Keeper(self.registry), digest, run_id)
-            if found.why_not:
-                if self.objects.path(digest).is_dir():
-                    self._reporter.note(f"{name}: its hidden states are kept: {found.why_not}")
-                continue
-            self._reporter.note(
-                f"{name}: its hidden states were evicted (keep: none): {human_size(found.bytes)} "
-                "freed; they are made again when something needs them"
-            )
+        found = {
+            orphan.note.share: orphan
+            for orphan in orphans(self.root, run_id)
+            if orphan.note.key == stage.key and orphan.note.execution["kind"] == self._executor.name
+        }
+        for orphan in list(found.values())[:1]:
+            self._reporter.note(f"{stage.name}: going on with work of run {orphan.run_id}")
+        return found
 
     def _refused(
         self,
@@ -510,16 +488,3 @@ def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
         if name in metrics:
             metrics[name] = 0
     return metrics
-
-
-def short_lived(manifest: Manifest) -> dict[str, list[str]]:
-    """Stages whose hidden states last only as long as a run needs them, and what takes these."""
-    return {
-        name: [
-            taker
-            for taker in manifest.stages
-            if name in {source for _, source in manifest.upstream(taker)}
-        ]
-        for name, params in manifest.stages.items()
-        if makes_states(params.kind) and getattr(params, "keep", None) == "none"
-    }

@@ -7,7 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import HEAD, Project, halted_worker_of, kill, new_project, worker_of
+from conftest import (
+    HEAD,
+    WITH_STATES,
+    Answer,
+    Project,
+    halted_worker_of,
+    kill,
+    new_project,
+    worker_of,
+)
 from test_batch import said
 
 from kimi_eagle.executors.local import LocalExecutor
@@ -128,3 +137,31 @@ def test_an_offer_says_what_it_lacks() -> None:
     assert str(offer.lacks(Needs(gpus=4, nodes=2))).startswith("needs 2 nodes of 4 GPUs, 0 CPUs; 1")
     assert "the longest that is allowed is 60 s" in str(offer.lacks(Needs(seconds=61)))
     assert Offer(()).lacks(Needs()) == "there is no node"
+
+
+def test_rows_that_are_shared_out_come_out_as_if_they_were_not(
+    first_extraction: tuple[Project, Answer], made: Project
+) -> None:
+    made.write(WITH_STATES)
+    answer = made.submit("--set", "stages.states.resources.workers=2")
+    assert answer.code == 0, answer.err
+    whole = first_extraction[1]
+    assert answer.outputs["states"] == whole.outputs["states"]
+    then, now = (
+        next(stage["metrics"] for stage in item.json["stages"] if stage["name"] == "states")
+        for item in (whole, answer)
+    )
+    assert now.pop("workers") == 2
+    assert now.pop("probed") >= then.pop("probed")
+    for measured in ("agreement", "next_best"):
+        del now[measured], then[measured]
+    assert now == then
+    assert made.cli("verify", "--all").code == 0
+    (run, _) = made.cli("runs", "--json").json["runs"]
+    assert [stage["name"] for stage in run["stages"]] == ["head", "rows", "vocab", "states"]
+
+
+def test_only_kinds_with_rows_share_them_out(head_project: Project) -> None:
+    answer = head_project.submit("--set", "stages.head.resources.workers=2")
+    assert answer.code == 2
+    assert "only stages of kind extract and regenerate have rows to share out" in answer.err

@@ -50,6 +50,15 @@ class Node:
     gpus: int
     memory_bytes: int
 
+    def holds(self, needs: Needs) -> int:
+        """How many tasks with these needs it has room for at once."""
+        asked = (
+            (needs.cpus or 1, self.cpus),
+            (needs.gpus, self.gpus),
+            (needs.memory_bytes or 0, self.memory_bytes),
+        )
+        return min(has // wants for wants, has in asked if wants)
+
 
 @dataclass(frozen=True)
 class Offer:

@@ -63,6 +63,9 @@ class Resources(Model):
     """On each node: `64GB`, `1.5TiB`."""
     nodes: Annotated[int, Field(ge=1)] = 1
     """Machines; more than one for training alone."""
+    workers: Annotated[int, Field(ge=1)] | Literal["all"] = 1
+    """Over how many workers the rows of `extract` and `regenerate` are shared out, each with the
+    rest of these; `all` for as many as there is room for."""
     time: Annotated[str, Field(min_length=1)] | None = None
     """The longest it may take, `90m`, `12h`, `2d` or `H:MM:SS`: what a scheduler is told."""
 
