@@ -37,11 +37,14 @@ def test_a_manifest_comes_out_the_same_on_slurm(
     at_slurm: SlurmCluster, first_extraction: tuple[Project, Answer], tmp_path: Path
 ) -> None:
     project = new_project(tmp_path / "project", WITH_STATES)
-    answer = project.submit("--executor", "slurm")
+    all_there_are = ("--set", "stages.states.resources.workers=all")
+    answer = project.submit("--executor", "slurm", *all_there_are)
     assert answer.code == 0, answer.err
     assert answer.outputs == first_extraction[1].outputs
-    jobs = at_slurm.command("scontrol", "show", "job", "-o")
-    assert jobs.count("JobState=COMPLETED") == 4
+    jobs = at_slurm.command("scontrol", "show", "job", "-o").splitlines()
+    assert sum("JobState=COMPLETED" in job for job in jobs) == 6
+    shares = [job for job in jobs if ".part" in job]
+    assert sorted(job.partition("BatchHost=")[2].split()[0] for job in shares) == ["n1", "n2"]
     assert not list((project.root / ".staging").iterdir())
     # no part of a key: here and there it is the same work
     assert set(project.submit().dispositions.values()) == {"reused"}
