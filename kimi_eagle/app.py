@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from kimi_eagle.rows_view import Bucket, RowView, buckets, rows
 from kimi_eagle.runner import Runner
 
 if TYPE_CHECKING:
+    from kimi_eagle.exchange import Exchange, Exchanged
     from kimi_eagle.registry.store import Registry
 
 
@@ -212,6 +213,34 @@ def resume(root: Path, run_id: str, reporter: Reporter) -> RunOutcome:
         return runner.resume(run_id, loaded, done)
     finally:
         log.close()
+        runner.close()
+
+
+def push(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+    """Raises: RegistryError, UnknownDigest, AmbiguousDigest, LookupError, RemoteError."""
+    with _asked(root) as registry:
+        digest, _ = Search(registry).find(prefix, what="artifact")
+    with _exchange(root, url, tell) as exchange:
+        return exchange.push(digest)
+
+
+def pull(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+    """Raises: RegistryError, LookupError, RemoteError."""
+    with _exchange(root, url, tell) as exchange:
+        return exchange.pull(exchange.find(prefix))
+
+
+@contextmanager
+def _exchange(root: Path, url: str, tell: Callable[[str], None]) -> Iterator[Exchange]:
+    from kimi_eagle.exchange import Exchange
+    from kimi_eagle.progress import PlainReporter
+    from kimi_eagle.remote_store import RemoteStore
+
+    remote = RemoteStore(url)
+    runner = Runner(root, PlainReporter())
+    try:
+        yield Exchange(runner.root, runner.registry, runner.objects, runner.digests, remote, tell)
+    finally:
         runner.close()
 
 

@@ -37,6 +37,8 @@ COMMANDS = (
     "verify",
     "check-rows",
     "gc",
+    "push",
+    "pull",
     "pin",
     "unpin",
     "registry",

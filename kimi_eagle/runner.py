@@ -6,14 +6,12 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from kimi_eagle.artifacts.digests import Digests
@@ -24,11 +22,13 @@ from kimi_eagle.attempt import POLL_SECONDS, Attempts, StageInputs, with_records
 from kimi_eagle.beside import Beside
 from kimi_eagle.books import STAGES, Books
 from kimi_eagle.eviction import ALIVE as ALIVE
+from kimi_eagle.exchange import Exchange
 from kimi_eagle.executors.local import LocalExecutor
 from kimi_eagle.executors.protocol import Executor
 from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
+from kimi_eagle.interrupts import Interrupted, interruptible
 from kimi_eagle.job import EVENTS, SHARDS, Share
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.orphans import Orphan, orphans
@@ -40,6 +40,7 @@ from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
+from kimi_eagle.remote_store import RemoteError, RemoteStore
 from kimi_eagle.short_lived import ShortLived
 from kimi_eagle.stages.catalog import KINDS
 
@@ -49,10 +50,6 @@ LOCKS = ".locks"
 
 # A stage that a run is done with, and the execution that made its outputs.
 Done = tuple[StageOutcome, ExecutionRecord]
-
-
-class Interrupted(Exception):
-    """The user asked the run to stop."""
 
 
 class Runner:
@@ -70,6 +67,7 @@ class Runner:
         self.forecaster = Forecaster(self.root, self.registry, self.objects)
         self._executor: Executor = LocalExecutor()
         self._attempts: Attempts | None = None
+        self._elsewhere: Exchange | None = None
         if self.registry.journal_mode != "WAL":
             reporter.note(
                 f"{self.root} is on a network file system: the registry does without a "
@@ -192,9 +190,19 @@ class Runner:
                 execution=execution,
                 executor=self._executor,
             )
+            self._elsewhere = self._exchange(loaded.manifest.store.remote)
             yield
         finally:
             self._executor.close()
+
+    def _exchange(self, url: str | None) -> Exchange | None:
+        """With a store elsewhere. Raises: RemoteError: nothing here can speak to it."""
+        if url is None:
+            return None
+        remote = RemoteStore(url)
+        return Exchange(
+            self.root, self.registry, self.objects, self.digests, remote, lambda _: None
+        )
 
     def _coordinate(
         self,
@@ -320,6 +328,8 @@ class Runner:
             made = self.registry.made_by_key(str(stage.key))
             if made is not None and self.history.trouble(made) is None:
                 return None
+            if self._fetched(stage):
+                return None
             if makes_states(stage.kind):
                 self.history.check_shards()  # it takes every row that is listed for whole
             adopted = self._adopted(stage, run_id) if self._executor.remote else None
@@ -331,6 +341,17 @@ class Runner:
             )
         finally:
             lock.release()
+
+    def _fetched(self, stage: StagePlan) -> bool:
+        """Whether a stage was made by somebody else, and taken in from where they put it."""
+        try:
+            found = self._elsewhere is not None and self._elsewhere.fetch_made(str(stage.key))
+        except RemoteError as error:
+            self._reporter.note(f"{stage.name}: made here, since {error}")
+            return False
+        if found:
+            self._reporter.note(f"{stage.name}: taken from the store elsewhere")
+        return found
 
     def _adopted(self, stage: StagePlan, run_id: str) -> dict[Share | None, Orphan]:
         """Work on a stage that goes on though its coordinator died, or came to its end since."""
@@ -464,20 +485,6 @@ class Runner:
         if stage and (folder / EVENTS).exists() and target.parent.is_dir() and not target.exists():
             with suppress(OSError):
                 shutil.copyfile(folder / EVENTS, target)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn a request to end (SIGTERM) into the same orderly stop as ctrl-c."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
