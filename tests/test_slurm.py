@@ -79,6 +79,7 @@ def test_what_a_coordinator_that_was_killed_gave_out_is_followed_by_the_next(
     submit = project.start("submit", str(project.manifest), "--json", "--executor", "slurm")
     with extracting(project):
         job = at_slurm.command("squeue", "-h", "-o", "%i").strip()
+        count = len(at_slurm.command("scontrol", "show", "job", "-o").strip().splitlines())
         kill(submit.pid)
         submit.communicate()
         (run,) = project.cli("runs", "--json").json["runs"]
@@ -88,14 +89,18 @@ def test_what_a_coordinator_that_was_killed_gave_out_is_followed_by_the_next(
         assert other.dispositions == {"head": "executed"}
         assert f"`kimi-eagle attach {run['id']}` takes it over" in other.err
         assert at_slurm.command("squeue", "-h", "-o", "%i").strip() == job
-    answer = said(project.start("attach", run["id"], "--json"))
+    answer = project.submit("--executor", "slurm")
     assert answer.code == 0, answer.err
-    assert answer.json["run_id"] == run["id"]
+    assert f"states: going on with work of run {run['id']}" in answer.err
+    assert answer.dispositions == {"rows": "reused", "states": "executed"}
     assert answer.outputs["states"] == first_extraction[1].outputs["states"]
     last = at_slurm.command("scontrol", "show", "job", "-o").strip().splitlines()[-1]
     assert last.startswith(f"JobId={job} "), "no other job was needed"
-    _, run = project.cli("runs", "--json").json["runs"]
-    assert [stage["disposition"] for stage in run["stages"]] == ["executed", "executed"]
+    # of what it gave out nothing is left to wait for
+    assert project.submit("--executor", "slurm").dispositions["states"] == "reused"
+    runs = project.cli("runs", "--json").json["runs"]
+    assert {item["id"]: item["status"] for item in runs}[run["id"]] == "interrupted"
+    assert len(at_slurm.command("scontrol", "show", "job", "-o").strip().splitlines()) == count
 
 
 def test_cancel_ends_the_jobs_of_a_run_that_lost_its_coordinator(
