@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kimi_eagle.artifacts.digests import Digests
+from kimi_eagle.executors.guard import EXIT
 from kimi_eagle.executors.protocol import Executor, ExecutorError, Running, Task, TaskLost
 from kimi_eagle.harvest import StateStore, take_left, take_shard
 from kimi_eagle.job import (
@@ -165,11 +166,14 @@ class Errand:
 
 
 def used(folder: Path) -> dict[str, Any]:
-    """What the worker used, as the executor wrote it down; empty when it could not."""
-    try:
-        return dict(json.loads((folder / USAGE).read_text("utf-8")))
-    except (OSError, ValueError):
-        return {}
+    """What the worker used, as the executor wrote it down, and on another machine its `host`; empty
+    when it could not."""
+    found: dict[str, Any] = {}
+    for name in (USAGE, EXIT):
+        with suppress(OSError, ValueError):
+            found.update(json.loads((folder / name).read_text("utf-8")))
+    found.pop("code", None)
+    return found
 
 
 def came_to_its_end(what: str, code: int, result: Mapping[str, Any] | None, log: Path) -> None:

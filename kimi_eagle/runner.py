@@ -291,7 +291,7 @@ class Runner:
                 stages = self._settle(loaded, pins, settled, outcome)
                 short_lived.release(settled, outcome.run_id)
                 waiting = [stage for stage in stages if stage.action == RUN] if not failed else []
-                refused = self._refused(loaded, pins, waiting, settled) if not beside else None
+                refused = self._refused(loaded, pins, waiting, settled)
                 for stage in [refused[0]] if refused else waiting:
                     needs = needs_of(loaded.manifest.stages[stage.name].resources)
                     if beside.room(stage, needs):

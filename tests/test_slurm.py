@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def test_a_manifest_comes_out_the_same_on_slurm(
     assert answer.outputs == first_extraction[1].outputs
     jobs = at_slurm.command("scontrol", "show", "job", "-o").splitlines()
     assert sum("JobState=COMPLETED" in job for job in jobs) == 6
+    (run,) = project.cli("runs", "--json").json["runs"]
+    assert {stage["resources"]["host"] for stage in run["stages"]} == {socket.gethostname()}
     shares = [job for job in jobs if ".part" in job]
     assert sorted(job.partition("BatchHost=")[2].split()[0] for job in shares) == ["n1", "n2"]
     assert not list((project.root / ".staging").iterdir())
