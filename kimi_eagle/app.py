@@ -13,6 +13,7 @@ from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
 from kimi_eagle.forecast import Forecast
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
+from kimi_eagle.pace import Expected, expected
 from kimi_eagle.pins import open_verifier
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
@@ -41,6 +42,8 @@ class Planned:
     """On the file system where hidden states are kept."""
     troubles: Mapping[str, str] = field(default_factory=dict)
     """Why what they would write does not fit, by name."""
+    expected: Mapping[str, Expected] = field(default_factory=dict)
+    """How long stages would take, of those of which that is known, by name."""
 
     def counts(self) -> dict[str, int]:
         return {
@@ -60,10 +63,15 @@ class Planned:
                     "reasons": stage.reasons,
                     "outputs": dict(stage.made.outputs) if stage.made else {},
                     **self._forecast(stage.name),
+                    **self._expected(stage.name),
                 }
                 for stage in self.stages
             ]
         }
+
+    def _expected(self, stage: str) -> dict[str, Any]:
+        found = self.expected.get(stage)
+        return {"expected": found.document()} if found is not None else {}
 
     def _forecast(self, stage: str) -> dict[str, Any]:
         forecast = self.forecasts.get(stage)
@@ -136,9 +144,22 @@ def validate(path: Path, overrides: Sequence[str]) -> Validation:
     return Validation(loaded, present)
 
 
-def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -> Planned:
-    """Raises: ManifestError, RegistryError."""
+def plan(
+    root: Path,
+    path: Path,
+    overrides: Sequence[str],
+    reporter: Reporter,
+    rates: Mapping[str, float] | None = None,
+) -> Planned:
+    """Args: `rates`: tokens a second, of one worker, by stage, where they are known.
+
+    Raises: ManifestError, RegistryError; LookupError: a rate of no stage.
+    """
     loaded = load(path, overrides)
+    for name in rates or {}:
+        if name not in loaded.manifest.stages:
+            named = ", ".join(loaded.manifest.stages)
+            raise LookupError(f"--rate {name}: there is no such stage; there are {named}")
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
@@ -151,7 +172,8 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
             for name, forecast in forecasts.items()
             if (trouble := runner.forecaster.trouble(forecast, quota)) is not None
         }
-        return Planned(stages, forecasts, runner.forecaster.free(), troubles)
+        times = expected(loaded, stages, forecasts, runner.registry, rates or {})
+        return Planned(stages, forecasts, runner.forecaster.free(), troubles, times)
     finally:
         runner.close()
 

@@ -94,6 +94,8 @@ def planned(found: Planned, *, as_json: bool) -> None:
         trouble = found.troubles.get(name)
         free = f"{forecast.says()} to write, {human_size(found.free_bytes)} free"
         print(f"{name}: {trouble or free}", file=sys.stderr)
+    for name, time in found.expected.items():
+        print(f"{name}: {time.says()}", file=sys.stderr)
     counts = ", ".join(f"{count} {action}" for action, count in found.counts().items() if count)
     print(f"{counts}. Nothing was started.", file=sys.stderr)
 

@@ -102,6 +102,27 @@ class Ledger:
         )
         return execution_record(rows[0]) if rows else None
 
+    def last_of(
+        self, kind: str, count: int = 20
+    ) -> list[tuple[str, Mapping[str, Any], float, Mapping[str, list[str]]]]:
+        """(run, metrics, seconds, inputs by role) of the last executions of a kind that came to
+        their end."""
+        rows = self._database.ask(
+            "select run_id, metrics, seconds, document from executions where kind = ? "
+            "and disposition = 'executed' and seconds > 0 and document is not null "
+            "order by id desc limit ?",
+            (kind, count),
+        )
+        return [
+            (
+                row["run_id"],
+                json.loads(row["metrics"]),
+                row["seconds"],
+                json.loads(row["document"])["inputs"],
+            )
+            for row in rows
+        ]
+
     def under_way(self, run_id: str, stage: str, key: str) -> int | None:
         """A run's execution of a stage that has not ended: begun by a coordinator that is gone."""
         rows = self._database.ask(
