@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
 from kimi_eagle.forecast import Forecast
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
+from kimi_eagle.pace import Expected, expected
 from kimi_eagle.pins import open_verifier
 from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
@@ -23,6 +24,7 @@ from kimi_eagle.rows_view import Bucket, RowView, buckets, rows
 from kimi_eagle.runner import Runner
 
 if TYPE_CHECKING:
+    from kimi_eagle.exchange import Exchange, Exchanged
     from kimi_eagle.registry.store import Registry
 
 
@@ -43,6 +45,8 @@ class Planned:
     """Why what they would write does not fit, by name."""
     upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Of each stage, those that it takes from."""
+    expected: Mapping[str, Expected] = field(default_factory=dict)
+    """How long stages would take, of those of which that is known, by name."""
 
     def counts(self) -> dict[str, int]:
         return {
@@ -62,10 +66,15 @@ class Planned:
                     "reasons": stage.reasons,
                     "outputs": dict(stage.made.outputs) if stage.made else {},
                     **self._forecast(stage.name),
+                    **self._expected(stage.name),
                 }
                 for stage in self.stages
             ]
         }
+
+    def _expected(self, stage: str) -> dict[str, Any]:
+        found = self.expected.get(stage)
+        return {"expected": found.document()} if found is not None else {}
 
     def _forecast(self, stage: str) -> dict[str, Any]:
         forecast = self.forecasts.get(stage)
@@ -138,9 +147,22 @@ def validate(path: Path, overrides: Sequence[str]) -> Validation:
     return Validation(loaded, present)
 
 
-def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -> Planned:
-    """Raises: ManifestError, RegistryError."""
+def plan(
+    root: Path,
+    path: Path,
+    overrides: Sequence[str],
+    reporter: Reporter,
+    rates: Mapping[str, float] | None = None,
+) -> Planned:
+    """Args: `rates`: tokens a second, of one worker, by stage, where they are known.
+
+    Raises: ManifestError, RegistryError; LookupError: a rate of no stage.
+    """
     loaded = load(path, overrides)
+    for name in rates or {}:
+        if name not in loaded.manifest.stages:
+            named = ", ".join(loaded.manifest.stages)
+            raise LookupError(f"--rate {name}: there is no such stage; there are {named}")
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
@@ -157,7 +179,8 @@ def plan(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter) -
             name: [source for _, source in loaded.manifest.upstream(name)]
             for name in loaded.manifest.stages
         }
-        return Planned(stages, forecasts, runner.forecaster.free(), troubles, upstream)
+        times = expected(loaded, stages, forecasts, runner.registry, rates or {})
+        return Planned(stages, forecasts, runner.forecaster.free(), troubles, upstream, times)
     finally:
         runner.close()
 
@@ -174,6 +197,79 @@ def submit(root: Path, path: Path, overrides: Sequence[str], reporter: Reporter)
         return runner.submit(loaded)
     finally:
         log.close()
+        runner.close()
+
+
+def placed(path: Path, overrides: Sequence[str], kind: str | None) -> list[str]:
+    """The overrides with which a manifest runs on an executor of a kind; what it says of another
+    kind goes, what it says of this one stays. Raises: ManifestError."""
+    if kind is None or load(path).manifest.executor.kind == kind:
+        return list(overrides)
+    return [f"executor={{kind: {kind}}}", *overrides]
+
+
+def resume(root: Path, run_id: str, reporter: Reporter) -> RunOutcome:
+    """Take a run over whose coordinator died, and run it to its end.
+
+    Raises: ManifestError, RegistryError; LookupError: it is not lost, or was not submitted.
+    """
+    from kimi_eagle.follow import outcome_of
+    from kimi_eagle.training_log import TrainingLog
+
+    with _asked(root) as registry:
+        run = registry.run(run_id)
+        texts = registry.run_texts(run_id)
+        assert run is not None, "it was just found"
+        ended = [
+            stage
+            for stage in registry.stages_of(run_id)
+            if stage.disposition in ("executed", "reused")
+        ]
+        done = [
+            (
+                outcome_of(root, stage),
+                stage if stage.reused_from is None else registry.execution(stage.reused_from),
+            )
+            for stage in ended
+        ]
+    if run.kind != "submit":
+        raise LookupError(f"run {run_id} is no submitted one ({run.kind}): begin it again")
+    loaded = load(Path(run.manifest_path), json.loads(texts["overrides"]), texts["manifest_text"])
+    open_verifier(loaded)
+    log = TrainingLog(reporter, loaded.manifest)
+    runner = Runner(root, log)
+    try:
+        return runner.resume(run_id, loaded, done)
+    finally:
+        log.close()
+        runner.close()
+
+
+def push(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+    """Raises: RegistryError, UnknownDigest, AmbiguousDigest, LookupError, RemoteError."""
+    with _asked(root) as registry:
+        digest, _ = Search(registry).find(prefix, what="artifact")
+    with _exchange(root, url, tell) as exchange:
+        return exchange.push(digest)
+
+
+def pull(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+    """Raises: RegistryError, LookupError, RemoteError."""
+    with _exchange(root, url, tell) as exchange:
+        return exchange.pull(exchange.find(prefix))
+
+
+@contextmanager
+def _exchange(root: Path, url: str, tell: Callable[[str], None]) -> Iterator[Exchange]:
+    from kimi_eagle.exchange import Exchange
+    from kimi_eagle.progress import PlainReporter
+    from kimi_eagle.remote_store import RemoteStore
+
+    remote = RemoteStore(url)
+    runner = Runner(root, PlainReporter())
+    try:
+        yield Exchange(runner.root, runner.registry, runner.objects, runner.digests, remote, tell)
+    finally:
         runner.close()
 
 

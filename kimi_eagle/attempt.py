@@ -1,43 +1,48 @@
 """One attempt at one stage: job, worker, shards as they come, outputs published, all recorded.
 
 An attempt has a name of its own and works in a staging folder of that name. Only the coordinator
-that started it publishes what it made, so an orphan cannot.
+that started it publishes what it made, so an orphan cannot. Where the work is lost with the node
+that did it, it is given out again, in a folder of another name: nothing that comes from the lost
+one later is looked at.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import write_text
 from kimi_eagle.artifacts.locks import gate
 from kimi_eagle.artifacts.objects import STAGING, Objects
 from kimi_eagle.books import Books
-from kimi_eagle.executors.local import LocalExecutor, LocalJob
-from kimi_eagle.harvest import StateStore, take_left, take_shard
+from kimi_eagle.errand import Errand, Take, came_to_its_end, used
+from kimi_eagle.executors.local import LocalExecutor
+from kimi_eagle.executors.protocol import Executor, TaskLost
+from kimi_eagle.fan_out import FanOut, Part, together
+from kimi_eagle.forecast import makes_states
+from kimi_eagle.harvest import StateStore
 from kimi_eagle.job import (
-    ANSWERS,
     EVENTS,
-    NO_SPACE,
+    JOB,
     OUT,
-    SHARDS,
-    EventReader,
     Given,
     Job,
+    Share,
     StageFailed,
     read_result,
 )
-from kimi_eagle.kept_answers import take_answers
+from kimi_eagle.manifest.execution import Execution, Local
+from kimi_eagle.orphans import Orphan
 from kimi_eagle.outcome import Reporter, StageOutcome
 from kimi_eagle.pins import Pinned, member_records
+from kimi_eagle.placement import workers_of
 from kimi_eagle.plan import StagePlan
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord
@@ -48,12 +53,9 @@ from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import StageParams
 from kimi_eagle.stages.train.spec import TrainParams
 
-USAGE = "usage.json"
-_POLL_SECONDS = 0.05
-
-# Takes in what a worker has saved: (job folder, event).
-Take = Callable[[Path, Mapping[str, Any]], None]
-_LOG_LINES = 40
+POLL_SECONDS = 0.05
+# An attempt under way: it is resumed again and again, and returns how it came out.
+Steps = Generator[None, None, StageOutcome]
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,13 @@ class Attempts:
         digests: Digests,
         reporter: Reporter,
         states: StateStore | None = None,
+        execution: Execution | None = None,
+        executor: Executor | None = None,
     ):
-        """Args: `states`: a store of hidden states other than the root's own."""
+        """Args:
+        states: a store of hidden states other than the root's own.
+        execution, executor: where stages run; on this machine when not given.
+        """
         self._root = root
         self._states = states or StateStore(root, registry)
         self._registry = registry
@@ -114,7 +121,9 @@ class Attempts:
         self._reporter = reporter
         self._books = Books(root, registry, reporter.note)
         self._snapshots = Snapshots(root, registry, objects, self._books)
-        self._executor = LocalExecutor()
+        self._execution = execution or Local()
+        self._executor = executor or LocalExecutor()
+        self._errand = Errand(self._states, digests, reporter, self._execution, self._executor)
 
     def execute(
         self,
@@ -123,17 +132,46 @@ class Attempts:
         given: StageInputs,
         *,
         disposition: str = "executed",
-        why_not: str | None = None,
     ) -> StageOutcome:
         """Run a stage to its end and record it as `disposition`, or as failed.
 
-        Anything else that `disposition` says than `executed` is not found by key later on. With
-        `why_not` it is not started, and recorded as failed for that reason.
+        Anything else that `disposition` says than `executed` is not found by key later on.
+        """
+        steps = self.steps(run_id, stage, given, disposition=disposition)
+        try:
+            while True:
+                next(steps)
+                time.sleep(POLL_SECONDS)
+        except StopIteration as ended:
+            return cast(StageOutcome, ended.value)
+        finally:
+            steps.close()
+
+    def steps(
+        self,
+        run_id: str,
+        stage: StagePlan,
+        given: StageInputs,
+        *,
+        disposition: str = "executed",
+        why_not: str | None = None,
+        adopted: Mapping[Share | None, Orphan] | None = None,
+    ) -> Steps:
+        """As `execute`, beside others: resumed until it returns, ended when it is closed.
+
+        Args:
+            why_not: it is not started, and recorded as failed for that reason.
+            adopted: the work that another coordinator gave out, to be followed instead: shares of
+                the rows, or all of it.
         """
         with ExitStack() as recorded:
-            return self._execute(run_id, stage, given, disposition, recorded, why_not)
+            return (
+                yield from self._steps(
+                    run_id, stage, given, disposition, recorded, why_not, adopted or {}
+                )
+            )
 
-    def _execute(
+    def _steps(
         self,
         run_id: str,
         stage: StagePlan,
@@ -141,10 +179,14 @@ class Attempts:
         disposition: str,
         recorded: ExitStack,
         why_not: str | None,
-    ) -> StageOutcome:
+        orphans: Mapping[Share | None, Orphan],
+    ) -> Steps:
         """Args: `recorded` ends when the outcome is in the registry."""
         key, document = str(stage.key), stage.document or {}
         attempt = f"{run_id}-{stage.name}-{secrets.token_hex(4)}"
+        adopted = orphans.get(None)
+        if adopted is not None:
+            attempt = adopted.folder.name
         kept = self._root / run_id / "stages"
         kept.mkdir(exist_ok=True)
         log = kept / f"{stage.name}.log"
@@ -158,9 +200,13 @@ class Attempts:
             if anew is not None:
                 self._reporter.note(f"{stage.name}: {anew}")
         inputs = given.records(stage)
-        if resumed is not None:
-            inputs["resume"] = [resumed.record.digest]
-        execution = self._registry.begin_execution(
+        resume = _resume_of(adopted) if adopted else resumed and resumed.record.digest
+        if resume:
+            inputs["resume"] = [resume]
+        # What a coordinator that is gone began is gone on with under the same number.
+        execution = self._registry.under_way(
+            run_id, stage.name, key
+        ) or self._registry.begin_execution(
             run_id,
             stage.name,
             stage.kind,
@@ -180,34 +226,65 @@ class Attempts:
             "run": run_id,
             "environment": environment(),
         }
+        take: Take = _refuse
+        if training is not None:
+            take = self._snapshots.taker(execution, run_id, origin, training.retention)
         metrics: dict[str, Any] = {}
         resources: dict[str, Any] = {}
         outputs: dict[str, ArtifactRecord] = {}
-        with self._staging(attempt) as folder:
-            try:
-                if why_not is not None:
-                    write_text(log, f"not started: {why_not}\n")
-                    raise StageFailed(why_not)
-                job = self._job(stage, given, folder, resumed, saves=training is not None)
-                _unchanged(stage, given)
-                take: Take = _refuse
-                if training is not None:
-                    take = self._snapshots.taker(execution, run_id, origin, training.retention)
-                code = self._work(stage, job, log, take)
-                result = read_result(folder)
-                metrics = dict(result["metrics"]) if result and "metrics" in result else {}
-                resources = _used(folder)
-                _came_to_its_end(stage, code, result, log)
-                _unchanged(stage, given)
-                production = {**origin, "disposition": disposition, "metrics": metrics}
-                outputs = self._publish(stage, folder, production, recorded)
-                resources["bytes_written"] = sum(item.bytes for item in outputs.values())
-                error = None
-            except (StageFailed, OSError) as problem:
-                error = str(problem)
-            finally:  # also of a stage that was interrupted, and goes on in another run
-                with suppress(OSError):
-                    shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
+        error: str | None = None
+        parts: list[Part] | None = None
+        lost = 0
+        while True:
+            name = f"{attempt}.{lost}" if lost else attempt
+            with self._staging(name) as folder:
+                try:
+                    if why_not is not None:
+                        write_text(log, f"not started: {why_not}\n")
+                        raise StageFailed(why_not)
+                    _unchanged(stage, given)
+                    if adopted is not None:
+                        running = adopted.found(self._executor)
+                        at_log = Path(adopted.note.log)
+                    else:
+                        at_log = log
+                        if parts is None:
+                            parts = yield from self._parts(stage, given, attempt, log, orphans)
+                        job = self._job(stage, given, folder, resumed, saves=training is not None)
+                        job = replace(job, parts=[part.metrics for part in parts])
+                        running = yield from self._errand.submitted(
+                            stage, given.params, job, log, again=lost > 0
+                        )
+                    code = yield from self._errand.work(stage, running, folder, take)
+                    result = read_result(folder)
+                    metrics = dict(result["metrics"]) if result and "metrics" in result else {}
+                    resources = together(used(folder), parts or ())
+                    came_to_its_end(stage.name, code, result, at_log)
+                    _unchanged(stage, given)
+                    production = {**origin, "disposition": disposition, "metrics": metrics}
+                    outputs = self._publish(stage, folder, production, recorded)
+                    resources["bytes_written"] = sum(item.bytes for item in outputs.values())
+                except TaskLost as problem:
+                    lost += 1
+                    if lost <= self._execution.retries:
+                        self._reporter.note(
+                            f"{stage.name}: {problem}; beginning it again "
+                            f"({lost} of {self._execution.retries})"
+                        )
+                        if training is not None:
+                            resumed = self._snapshots.latest(document, training)
+                        adopted = None
+                        continue
+                    error = f"{problem}; that was attempt {lost}, and the last one"
+                except (StageFailed, OSError) as problem:
+                    error = str(problem)
+                finally:  # also of a stage that was interrupted, and goes on in another run
+                    with suppress(OSError):
+                        shutil.copyfile(folder / EVENTS, kept / f"{stage.name}.events")
+                    if adopted is not None and Path(adopted.note.log) != log:
+                        with suppress(OSError):
+                            shutil.copyfile(adopted.note.log, log)
+            break
         seconds = round(time.monotonic() - started, 3)
         came_out = disposition if error is None else "failed"
         self._registry.end_execution(
@@ -235,33 +312,46 @@ class Attempts:
             resources,
         )
 
+    def _parts(
+        self,
+        stage: StagePlan,
+        given: StageInputs,
+        attempt: str,
+        log: Path,
+        orphans: Mapping[Share | None, Orphan],
+    ) -> Generator[None, None, list[Part]]:
+        """Have the rows of a stage done by several workers, where it asks for them."""
+        workers = workers_of(given.params, self._executor)
+        if workers == 1:
+            return []
+
+        def job(folder: Path, share: Share) -> Job:
+            return replace(self._job(stage, given, folder, None, saves=False), share=share)
+
+        fan_out = FanOut(
+            stage,
+            given.params,
+            attempt,
+            log,
+            self._errand,
+            self._executor,
+            self._reporter,
+            self._execution.retries,
+            self._staging,
+            job,
+            {share: orphan for share, orphan in orphans.items() if share is not None},
+        )
+        return (yield from fan_out.steps(workers))
+
     @contextmanager
     def _staging(self, attempt: str) -> Iterator[Path]:
         """A folder for one attempt, gone afterwards."""
         folder = self._root / STAGING / attempt
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _work(self, stage: StagePlan, job: Job, log: Path, take: Take) -> int:
-        """Run the job's worker to its end; whatever stops us, stops it."""
-        command = ["-m", "kimi_eagle.worker", str(job.write())]
-        folder = Path(job.folder)
-        settings = KINDS[stage.kind].settings
-        running = self._executor.submit(command, log, folder / USAGE, settings)
-        events = EventReader(folder / EVENTS)
-        try:
-            return self._follow(stage, running, folder, events, take)
-        finally:
-            running.cancel()
-            # What it saved when it was asked to stop.
-            for event in events.new():
-                if event["event"] == "snapshot":
-                    take(folder, event)
-            with suppress(OSError):  # a full disk, most likely: the stage says so itself
-                take_left(self._states, self._digests, folder / SHARDS)
 
     def _publish(
         self, stage: StagePlan, folder: Path, production: dict[str, Any], recorded: ExitStack
@@ -298,6 +388,11 @@ class Attempts:
         if resumed is not None:
             digest = resumed.record.digest
             inputs["resume"] = (Given(digest, str(self._objects.path(digest))),)
+        index = self._states.root / FILE
+        if self._executor.remote and (makes_states(stage.kind) or "states" in given.upstream):
+            # A database in use is not to be read from another machine.
+            index = folder / "index.sqlite"
+            self._states.registry.copy_state_rows(index)
         return Job(
             stage=stage.name,
             kind=stage.kind,
@@ -306,34 +401,18 @@ class Attempts:
             verifier=str(given.verifier.absolute()),
             folder=str(folder),
             root=str(self._states.root),
-            registry=str(self._states.root / FILE),
+            registry=str(index),
             saves=saves,
         )
 
-    def _follow(
-        self, stage: StagePlan, running: LocalJob, folder: Path, events: EventReader, take: Take
-    ) -> int:
-        """Pass events on and take shards and snapshots in until the job ends; returns its exit
-        code."""
-        while True:
-            code = running.poll()
-            for event in events.new():
-                if event["event"] == "shard":
-                    take_shard(self._states, self._digests, folder / SHARDS / event["name"])
-                elif event["event"] == "answers":
-                    take_answers(
-                        self._states.root,
-                        self._digests,
-                        folder / ANSWERS / event["name"],
-                        event["set"],
-                    )
-                elif event["event"] == "snapshot":
-                    take(folder, event)
-                else:
-                    self._reporter.stage_event(stage, event)
-            if code is not None:
-                return code
-            time.sleep(_POLL_SECONDS)
+
+def _resume_of(adopted: Orphan) -> str | None:
+    """The snapshot that work which goes on began from."""
+    try:
+        given = Job.read(adopted.folder / JOB).inputs.get("resume", ())
+    except (OSError, ValueError, TypeError):
+        return None
+    return next((item.digest for item in given), None)
 
 
 def _training(given: StageInputs) -> TrainParams | None:
@@ -343,31 +422,6 @@ def _training(given: StageInputs) -> TrainParams | None:
 
 def _refuse(_folder: Path, event: Mapping[str, Any]) -> None:
     raise StageFailed(f"snapshot {event['name']} was saved, and nobody asked for it")
-
-
-def _used(folder: Path) -> dict[str, Any]:
-    """What the worker used, as the executor wrote it down; empty when it could not."""
-    try:
-        return dict(json.loads((folder / USAGE).read_text("utf-8")))
-    except (OSError, ValueError):
-        return {}
-
-
-def _came_to_its_end(
-    stage: StagePlan, code: int, result: Mapping[str, Any] | None, log: Path
-) -> None:
-    """Raises: StageFailed, with what the worker said or else the end of its log."""
-    if result is not None and "error" in result:
-        raise StageFailed(str(result["error"]))
-    if code == NO_SPACE:
-        raise StageFailed(
-            f"no space left for {stage.name} to write to: free some and submit again; what was "
-            "published is kept"
-        )
-    if code != 0 or result is None:
-        signalled = code - 128 if code > 128 else -code
-        how = f"was ended by signal {signalled}" if signalled > 0 else f"ended with code {code}"
-        raise StageFailed(f"the worker of {stage.name} {how}; the end of its log:\n{log_tail(log)}")
 
 
 def _unchanged(stage: StagePlan, given: StageInputs) -> None:
@@ -380,11 +434,3 @@ def _unchanged(stage: StagePlan, given: StageInputs) -> None:
                     f"{changed} changed while {stage.name} was under way: what was made of it "
                     "is not kept; submit again"
                 )
-
-
-def log_tail(log: Path, lines: int = _LOG_LINES) -> str:
-    """The last lines of a log."""
-    try:
-        return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
-    except OSError:
-        return "(no log)"

@@ -40,6 +40,8 @@ COMMANDS = (
     "verify",
     "check-rows",
     "gc",
+    "push",
+    "pull",
     "pin",
     "unpin",
     "registry",

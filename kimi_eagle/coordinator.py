@@ -18,6 +18,9 @@ from pathlib import Path
 
 from kimi_eagle.artifacts.locks import held
 from kimi_eagle.books import Books
+from kimi_eagle.executors.protocol import ExecutorError
+from kimi_eagle.orphans import orphans
+from kimi_eagle.placement import execution_from, executor_of
 from kimi_eagle.records import ExecutionRecord, RunRecord
 from kimi_eagle.registry.store import Registry
 from kimi_eagle.runner import ALIVE
@@ -59,8 +62,8 @@ def cancel(
 ) -> RunRecord:
     """Ask a run's coordinator to stop, and wait until that is recorded; returns the run's end.
 
-    A run whose coordinator is dead is given its end here; `tell` hears of what could not be
-    written of that.
+    A run whose coordinator is dead is given its end here, and what it gave out to a cluster is
+    ended there; `tell` hears of what could not be done or written of that.
 
     Raises:
         CannotCancel: it has ended, its coordinator is out of reach, or it has not stopped within
@@ -85,6 +88,15 @@ def cancel(
 
 
 def _bury(root: Path, registry: Registry, run: RunRecord, tell: Callable[[str], None]) -> RunRecord:
+    for orphan in [item for item in orphans(root) if item.run_id == run.id]:
+        executor = executor_of(execution_from(orphan.note.execution))
+        try:
+            orphan.found(executor).cancel()
+        except ExecutorError as error:
+            tell(f"{orphan.note.stage} could not be cancelled: {error}")
+        finally:
+            executor.close()
+        orphan.give_up()
     registry.abandon_running(run.id, INTERRUPTED)
     registry.end_run(run.id, INTERRUPTED)
     Books(root, registry, tell).close(run.id)

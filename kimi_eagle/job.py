@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ OUT = "out"
 SHARDS = "shards"
 ANSWERS = "answers"
 SNAPSHOTS = "snapshots"
+
+# Which share of a stage's rows, from 0, and of how many.
+Share = tuple[int, int]
 
 # A worker's exit code when the disk is full: then it may have no other way to say so.
 NO_SPACE = 28
@@ -52,6 +55,10 @@ class Job:
     environment: Mapping[str, Any] = field(default_factory=dict)
     saves: bool = False
     """Whether what is saved on the way is taken into the store."""
+    share: Share | None = None
+    """The part of the rows that is to be done, and nothing else: no artifact is made."""
+    parts: Sequence[Mapping[str, Any]] = ()
+    """The figures of workers that did a part each, when all that is left is to list it."""
 
     def write(self) -> Path:
         path = Path(self.folder) / JOB

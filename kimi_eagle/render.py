@@ -13,6 +13,7 @@ from typing import Any
 from kimi_eagle.app import Lineage, Planned, RunsFound, Shown, Validation
 from kimi_eagle.coordinator import LOST
 from kimi_eagle.dot import members_only
+from kimi_eagle.exchange import Exchanged
 from kimi_eagle.identity import short
 from kimi_eagle.manifest.model import resolved
 from kimi_eagle.outcome import RunOutcome, outcome_document
@@ -92,6 +93,8 @@ def planned(found: Planned, *, as_json: bool) -> None:
     )
     for name, forecast in found.forecasts.items():
         print(f"{name}: {found.troubles.get(name) or forecast.says()}", file=sys.stderr)
+    for name, time in found.expected.items():
+        print(f"{name}: {time.says()}", file=sys.stderr)
     said = [", ".join(f"{count} {action}" for action, count in found.counts().items() if count)]
     if found.forecasts:
         written = sum(forecast.bytes for forecast in found.forecasts.values())
@@ -162,6 +165,15 @@ def _acceptance(metrics: Mapping[str, Any]) -> str:
         return f"{said}; outputs not compared: {metrics.get('outputs_reason')}"
     same = "identical to" if identical else "DIFFERENT from"
     return f"{said}; outputs {same} decoding without the draft"
+
+
+def exchanged(moved: Exchanged, url: str, *, as_json: bool) -> None:
+    """What `push` or `pull` did."""
+    if as_json:
+        emit_json({**asdict(moved), "url": url})
+        return
+    how = f"{human_size(moved.bytes)} moved" if moved.moved else "there already"
+    print(f"{moved.kind} {moved.digest}: {how}, and {moved.executions} stages of its lineage")
 
 
 def detached(run_id: str, root: Path, *, as_json: bool) -> None:

@@ -28,6 +28,7 @@ from kimi_eagle.comparison import Difference
 from kimi_eagle.forecast import makes_states
 from kimi_eagle.harvest import StateStore
 from kimi_eagle.identity import short, stage_key
+from kimi_eagle.interrupts import Interrupted, interruptible
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.outcome import Reporter
 from kimi_eagle.pins import Pins
@@ -56,7 +57,7 @@ from kimi_eagle.run_record import (
     losses,
     read,
 )
-from kimi_eagle.runner import Interrupted, Runner, interruptible
+from kimi_eagle.runner import Runner
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.states.layout import ROWS, shard_path, stored_digests
 

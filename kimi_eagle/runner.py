@@ -6,47 +6,50 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.files import write_json, write_text
 from kimi_eagle.artifacts.locks import Lock, gate, held
 from kimi_eagle.artifacts.objects import STAGING, Objects
-from kimi_eagle.attempt import Attempts, StageInputs, with_records
+from kimi_eagle.attempt import POLL_SECONDS, Attempts, StageInputs, with_records
+from kimi_eagle.beside import Beside
 from kimi_eagle.books import STAGES, Books
 from kimi_eagle.eviction import ALIVE as ALIVE
-from kimi_eagle.eviction import release_states
+from kimi_eagle.exchange import Exchange
+from kimi_eagle.executors.local import LocalExecutor
+from kimi_eagle.executors.protocol import Executor
 from kimi_eagle.forecast import Forecast, Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
-from kimi_eagle.job import EVENTS, SHARDS
+from kimi_eagle.interrupts import Interrupted, interruptible
+from kimi_eagle.job import EVENTS, SHARDS, Share
 from kimi_eagle.manifest.load import LoadedManifest
-from kimi_eagle.manifest.model import Manifest
+from kimi_eagle.orphans import Orphan, orphans
 from kimi_eagle.outcome import Reporter, RunOutcome, StageOutcome, outcome_document
 from kimi_eagle.pins import Pins, pin
+from kimi_eagle.placement import executor_of, misfits, needs_of
 from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
-from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
+from kimi_eagle.remote_store import RemoteError, RemoteStore
+from kimi_eagle.short_lived import ShortLived
 from kimi_eagle.stages.catalog import KINDS
-from kimi_eagle.terminal import human_size
 
 # Folders directly under the root that are not runs.
 LOCKS = ".locks"
 
 
-class Interrupted(Exception):
-    """The user asked the run to stop."""
+# A stage that a run is done with, and the execution that made its outputs.
+Done = tuple[StageOutcome, ExecutionRecord]
 
 
 class Runner:
@@ -62,7 +65,9 @@ class Runner:
         self._reporter = reporter
         self.books = Books(self.root, self.registry, reporter.note)
         self.forecaster = Forecaster(self.root, self.registry, self.objects)
-        self._attempts = Attempts(self.root, self.registry, self.objects, self.digests, reporter)
+        self._executor: Executor = LocalExecutor()
+        self._attempts: Attempts | None = None
+        self._elsewhere: Exchange | None = None
         if self.registry.journal_mode != "WAL":
             reporter.note(
                 f"{self.root} is on a network file system: the registry does without a "
@@ -130,34 +135,104 @@ class Runner:
         """Run a manifest to its end.
 
         Raises:
-            ManifestError: an input is not there; nothing was started.
+            ManifestError: an input is not there, or a stage can never run where it is to; nothing
+                was started.
+            ExecutorError: where stages are to run cannot be reached; nothing was started.
         """
         pins = self.pin(loaded)
         self.clear_dead()
-        run_id = secrets.token_hex(6)
+        with self._placed(loaded, pins):
+            run_id = secrets.token_hex(6)
+            with self.recording(run_id, loaded):
+                return self._coordinate(loaded, pins, RunOutcome(run_id, "running"), {})
+
+    def resume(self, run_id: str, loaded: LoadedManifest, done: Sequence[Done]) -> RunOutcome:
+        """Take a run over whose coordinator died, and run it to its end: what goes on elsewhere is
+        followed, what it finished is taken as it is.
+
+        Raises: as `submit`; LookupError: somebody runs it, or it has ended.
+        """
+        pins = self.pin(loaded)
         folder = self.root / run_id
-        with self.recording(run_id, loaded):
-            outcome = RunOutcome(run_id, "running")
-            try:
-                with interruptible():
-                    self._loop(loaded, pins, outcome)
-                outcome.status = "done"
-                if any(stage.disposition == "failed" for stage in outcome.stages):
-                    outcome.status = "failed"
-            except (Interrupted, KeyboardInterrupt):
-                outcome.status = "interrupted"
-            except (OSError, RegistryError) as error:
+        alive = Lock(folder / ALIVE)
+        try:
+            if not alive.acquire(wait=False) or run_id not in self.registry.running_runs():
+                raise LookupError(f"run {run_id} is not lost any more")
+            with self._placed(loaded, pins):
+                self.registry.take_over(run_id, socket.gethostname(), os.getpid())
+                self.books.run(run_id)
+                self._reporter.run_started(run_id, folder)
+                outcome = RunOutcome(run_id, "running", [stage for stage, _ in done])
+                settled = {
+                    stage.name: made for stage, made in done if self.history.trouble(made) is None
+                }
+                return self._coordinate(loaded, pins, outcome, settled)
+        finally:
+            alive.release()
+
+    @contextmanager
+    def _placed(self, loaded: LoadedManifest, pins: Pins) -> Iterator[None]:
+        """With the executor that a manifest chose. Raises: ManifestError, ExecutorError."""
+        execution = loaded.manifest.executor
+        self._executor = executor_of(execution)
+        try:
+            wrong = misfits(loaded, self._executor, list(loaded.manifest.stages))
+            if wrong:
+                again = {stage.name for stage in self.plan(loaded, pins) if stage.action != REUSE}
+                for name in wrong.keys() & again:
+                    raise loaded.error(("stages", name, "resources"), wrong[name])
+            self._attempts = Attempts(
+                self.root,
+                self.registry,
+                self.objects,
+                self.digests,
+                self._reporter,
+                execution=execution,
+                executor=self._executor,
+            )
+            self._elsewhere = self._exchange(loaded.manifest.store.remote)
+            yield
+        finally:
+            self._executor.close()
+
+    def _exchange(self, url: str | None) -> Exchange | None:
+        """With a store elsewhere. Raises: RemoteError: nothing here can speak to it."""
+        if url is None:
+            return None
+        remote = RemoteStore(url)
+        return Exchange(
+            self.root, self.registry, self.objects, self.digests, remote, lambda _: None
+        )
+
+    def _coordinate(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        outcome: RunOutcome,
+        settled: dict[str, ExecutionRecord],
+    ) -> RunOutcome:
+        """Args: `settled`: what the run has made or taken already."""
+        run_id = outcome.run_id
+        try:
+            with interruptible():
+                self._loop(loaded, pins, outcome, settled)
+            outcome.status = "done"
+            if any(stage.disposition == "failed" for stage in outcome.stages):
                 outcome.status = "failed"
-                self._reporter.note(f"the run ends here: {error}")
-            except BaseException:
-                self.end(run_id, "failed")
-                raise
-            self.end(run_id, outcome.status)
-            ended = json.dumps(outcome_document(outcome), ensure_ascii=False)
-            try:
-                write_text(folder / "outcome.json", ended + "\n")
-            except OSError as error:  # the registry has it all
-                self._reporter.note(str(error))
+        except (Interrupted, KeyboardInterrupt):
+            outcome.status = "interrupted"
+        except (OSError, RegistryError) as error:
+            outcome.status = "failed"
+            self._reporter.note(f"the run ends here: {error}")
+        except BaseException:
+            self.end(run_id, "failed")
+            raise
+        self.end(run_id, outcome.status)
+        ended = json.dumps(outcome_document(outcome), ensure_ascii=False)
+        try:
+            write_text(self.root / run_id / "outcome.json", ended + "\n")
+        except OSError as error:  # the registry has it all
+            self._reporter.note(str(error))
         return outcome
 
     def end(self, run_id: str, status: str) -> None:
@@ -200,59 +275,94 @@ class Runner:
             self._reporter.run_started(run_id, folder)
             yield
 
-    def _loop(self, loaded: LoadedManifest, pins: Pins, outcome: RunOutcome) -> None:
-        settled: dict[str, ExecutionRecord] = {}
-        released: set[str] = set()
-        while True:
-            stages = self._settle(loaded, pins, settled, outcome)
-            self._release(loaded, settled, released, outcome.run_id)
-            waiting = [stage for stage in stages if stage.action == RUN]
-            if not waiting:
-                return
-            refused = self._refused(loaded, pins, waiting, settled)
-            stage, why_not = refused or (waiting[0], None)
-            with self._sole(stage):
-                made = self.registry.made_by_key(str(stage.key))
-                if made is not None and self.history.trouble(made) is None:
-                    continue  # another run made it meanwhile: the next plan reuses it
-                if makes_states(stage.kind):
-                    self.history.check_shards()  # it takes every row that is listed for whole
-                result = self._attempts.execute(
-                    outcome.run_id,
-                    stage,
-                    self._given(loaded, stage, pins, settled),
-                    why_not=why_not,
-                )
-            outcome.stages.append(result)
-            self._reporter.stage_ended(result)
-            if result.disposition != "executed":
-                return
-            fresh = self.registry.made_by_key(str(stage.key))
-            assert fresh is not None, "an executed stage is in the registry"
-            settled[stage.name] = fresh
-
-    def _release(
+    def _loop(
         self,
         loaded: LoadedManifest,
-        settled: Mapping[str, ExecutionRecord],
-        released: set[str],
-        run_id: str,
+        pins: Pins,
+        outcome: RunOutcome,
+        settled: dict[str, ExecutionRecord],
     ) -> None:
-        """Evict hidden states that are not to be kept, once every stage that takes them is done."""
-        for name, takers in short_lived(loaded.manifest).items():
-            if name in released or not takers or not {name, *takers} <= settled.keys():
-                continue
-            released.add(name)
-            (digest,) = settled[name].outputs.values()
-            found = release_states(self.root, self.objects, Keeper(self.registry), digest, run_id)
-            if found.why_not:
-                if self.objects.path(digest).is_dir():
-                    self._reporter.note(f"{name}: its hidden states are kept: {found.why_not}")
-                continue
-            self._reporter.note(
-                f"{name}: its hidden states were evicted (keep: none): {human_size(found.bytes)} "
-                "freed; they are made again when something needs them"
+        short_lived = ShortLived(
+            self.root, self.objects, self.registry, self._reporter.note, loaded.manifest
+        )
+        failed = False
+        with Beside(self._executor) as beside:
+            while True:
+                stages = self._settle(loaded, pins, settled, outcome)
+                short_lived.release(settled, outcome.run_id)
+                waiting = [stage for stage in stages if stage.action == RUN] if not failed else []
+                refused = self._refused(loaded, pins, waiting, settled)
+                for stage in [refused[0]] if refused else waiting:
+                    needs = needs_of(loaded.manifest.stages[stage.name].resources)
+                    if beside.room(stage, needs):
+                        given = self._given(loaded, stage, pins, settled)
+                        why_not = refused[1] if refused else None
+                        steps = self._steps(outcome.run_id, stage, given, why_not)
+                        beside.begin(stage, needs, steps)
+                if not beside:
+                    return
+                while not (ended := beside.step()):
+                    time.sleep(POLL_SECONDS)
+                for stage, result in ended:
+                    if result is None:
+                        continue  # another run made it meanwhile: the next plan reuses it
+                    outcome.stages.append(result)
+                    self._reporter.stage_ended(result)
+                    if result.disposition != "executed":
+                        failed = True
+                        continue
+                    fresh = self.registry.made_by_key(str(stage.key))
+                    assert fresh is not None, "an executed stage is in the registry"
+                    settled[stage.name] = fresh
+
+    def _steps(
+        self, run_id: str, stage: StagePlan, given: StageInputs, why_not: str | None
+    ) -> Generator[None, None, StageOutcome | None]:
+        """Make a stage, alone in the world; returns None when another run has made it by then."""
+        lock = Lock(self.root / LOCKS / f"{stage.key}.lock")
+        try:
+            if not lock.acquire(wait=False):
+                self._reporter.note(f"{stage.name}: another run is making it; waiting")
+                while not lock.acquire(wait=False):
+                    yield
+            made = self.registry.made_by_key(str(stage.key))
+            if made is not None and self.history.trouble(made) is None:
+                return None
+            if self._fetched(stage):
+                return None
+            if makes_states(stage.kind):
+                self.history.check_shards()  # it takes every row that is listed for whole
+            adopted = self._adopted(stage, run_id) if self._executor.remote else None
+            assert self._attempts is not None, "it is placed before anything runs"
+            return (
+                yield from self._attempts.steps(
+                    run_id, stage, given, why_not=why_not, adopted=adopted
+                )
             )
+        finally:
+            lock.release()
+
+    def _fetched(self, stage: StagePlan) -> bool:
+        """Whether a stage was made by somebody else, and taken in from where they put it."""
+        try:
+            found = self._elsewhere is not None and self._elsewhere.fetch_made(str(stage.key))
+        except RemoteError as error:
+            self._reporter.note(f"{stage.name}: made here, since {error}")
+            return False
+        if found:
+            self._reporter.note(f"{stage.name}: taken from the store elsewhere")
+        return found
+
+    def _adopted(self, stage: StagePlan, run_id: str) -> dict[Share | None, Orphan]:
+        """Work on a stage that goes on though its coordinator died, or came to its end since."""
+        found = {
+            orphan.note.share: orphan
+            for orphan in orphans(self.root, run_id)
+            if orphan.note.key == stage.key and orphan.note.execution["kind"] == self._executor.name
+        }
+        for orphan in list(found.values())[:1]:
+            self._reporter.note(f"{stage.name}: going on with work of run {orphan.run_id}")
+        return found
 
     def _refused(
         self,
@@ -339,33 +449,29 @@ class Runner:
             upstream,
         )
 
-    @contextmanager
-    def _sole(self, stage: StagePlan) -> Iterator[None]:
-        """Hold the stage's key alone, waiting for a run that holds it."""
-        lock = Lock(self.root / LOCKS / f"{stage.key}.lock")
-        try:
-            if not lock.acquire(wait=False):
-                self._reporter.note(f"{stage.name}: another run is making it; waiting")
-                while not lock.acquire(wait=False):
-                    time.sleep(0.2)
-            yield
-        finally:
-            lock.release()
-
     def clear_dead(self) -> None:
-        """Give runs whose coordinator died their end, and clear what they left in staging."""
+        """Give runs whose coordinator died their end, and clear what they left in staging; but
+        what they gave out to a cluster goes on, and is for `attach` or `cancel`."""
+        going = {orphan.folder: orphan.run_id for orphan in orphans(self.root)}
         for run_id in self.registry.running_runs():
-            if not held(self.root / run_id / ALIVE):
-                self.registry.abandon_running(run_id, "interrupted")
-                self.registry.end_run(run_id, "interrupted")
-                self.books.close(run_id)
+            if held(self.root / run_id / ALIVE):
+                continue
+            if run_id in going.values():
+                self._reporter.note(
+                    f"run {run_id} lost its coordinator, and its work goes on: `kimi-eagle attach "
+                    f"{run_id}` takes it over, `kimi-eagle cancel {run_id}` ends it"
+                )
+                continue
+            self.registry.abandon_running(run_id, "interrupted")
+            self.registry.end_run(run_id, "interrupted")
+            self.books.close(run_id)
         states = StateStore(self.root, self.registry)
         # What holds the gate alone works in the staging folder too, and is no run.
         with gate(self.root, shared=True):
             staging = self.root / STAGING
             for folder in staging.iterdir() if staging.is_dir() else ():
                 run_id = folder.name.split("-")[0]
-                if not held(self.root / run_id / ALIVE):
+                if folder not in going and not held(self.root / run_id / ALIVE):
                     self._keep_events(run_id, folder)
                     with suppress(OSError):
                         take_left(states, self.digests, folder / SHARDS)
@@ -381,20 +487,6 @@ class Runner:
                 shutil.copyfile(folder / EVENTS, target)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn a request to end (SIGTERM) into the same orderly stop as ctrl-c."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
     """Metrics of a reused stage: what is true of its outputs, with nothing claimed as work done."""
     metrics = dict(made.metrics)
@@ -403,16 +495,3 @@ def _reused_metrics(made: ExecutionRecord) -> dict[str, Any]:
         if name in metrics:
             metrics[name] = 0
     return metrics
-
-
-def short_lived(manifest: Manifest) -> dict[str, list[str]]:
-    """Stages whose hidden states last only as long as a run needs them, and what takes these."""
-    return {
-        name: [
-            taker
-            for taker in manifest.stages
-            if name in {source for _, source in manifest.upstream(taker)}
-        ]
-        for name, params in manifest.stages.items()
-        if makes_states(params.kind) and getattr(params, "keep", None) == "none"
-    }

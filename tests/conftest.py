@@ -229,10 +229,14 @@ def worker_of(root: Path) -> int:
 
     def find() -> int | None:
         return next(
-            (pid for pid, line in workers(root).items() if not line[1].endswith("guard.py")), None
+            (pid for pid, line in workers(root).items() if not any(map(is_guard, line))), None
         )
 
     return int(wait_for(find, "a worker"))
+
+
+def is_guard(part: str) -> bool:
+    return part.endswith("guard.py") or part == "kimi_eagle.executors.guard"
 
 
 def halted_worker_of(root: Path) -> int:

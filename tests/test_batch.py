@@ -293,9 +293,6 @@ def test_a_run_whose_coordinator_died_is_lost_until_somebody_records_it(
     assert head_project.cli("runs", "--status", "running", "--json").json["runs"] == []
     assert head_project.cli("show", run_id, "--json").json["status"] == "lost"
     assert "kimi-eagle cancel" in head_project.cli("show", run_id).out
-    answer = head_project.cli("attach", run_id)
-    assert answer.code == 130
-    assert "head: lost" in answer.err
     assert head_project.cli("logs", run_id, "head", "-f").code == 0
     assert row(head_project, run_id)["status"] == "running", "to look at it changes nothing"
     answer = head_project.cli("cancel", run_id)
@@ -307,6 +304,19 @@ def test_a_run_whose_coordinator_died_is_lost_until_somebody_records_it(
     assert kept["status"] == "interrupted"
     (run,) = head_project.cli("runs", "--json").json["runs"]
     assert [stage["disposition"] for stage in run["stages"]] == ["interrupted"]
+
+
+def test_attach_takes_a_run_over_whose_coordinator_died(project: Project) -> None:
+    with detach_held(project) as run_id:
+        os.kill(row(project, run_id)["pid"], signal.SIGKILL)
+    answer = said(project.start("attach", run_id, "--json"))
+    assert answer.code == 0, answer.err
+    assert answer.json["run_id"] == run_id
+    assert answer.dispositions == dict.fromkeys(["head", "rows", "vocab"], "executed")
+    (run,) = project.cli("runs", "--json").json["runs"]
+    assert len(run["stages"]) == 3
+    # a run that has ended is nobody's to take over
+    assert said(project.start("attach", run_id, "--json")).dispositions == answer.dispositions
 
 
 def test_cancel_leaves_a_process_alone_that_is_not_the_coordinator(made: Project) -> None:

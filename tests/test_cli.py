@@ -43,6 +43,8 @@ COMMANDS = (
     "verify",
     "check-rows",
     "gc",
+    "push",
+    "pull",
     "pin",
     "unpin",
     "registry",

@@ -120,3 +120,56 @@ def test_a_quota_that_is_no_size_is_refused(project: Project) -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+# How long it would take
+
+
+def _expected(project: Project, stage: str, *arguments: str) -> dict[str, Any]:
+    return dict(project.plan(*arguments)[stage].get("expected", {}))
+
+
+TRAINED = (
+    WITH_STATES
+    + "  draft: {kind: train, head: head, states: states, vocab: vocab, epochs: 3, lr: 1e-3}\n"
+)
+
+
+def test_time_is_told_by_rates_that_are_given(made: Project) -> None:
+    made.write(TRAINED)
+    assert _expected(made, "states") == _expected(made, "draft") == {}, "nothing is known"
+    rates = ("--rate", "states=100", "--rate", "draft=50")
+    tokens = _rows(made)["tokens"]
+    states = _expected(made, "states", *rates)
+    assert states["seconds"] == pytest.approx(tokens / 100)
+    four = _expected(made, "states", *rates, "--set", "stages.states.resources.workers=4")
+    assert four["seconds"] == pytest.approx(tokens / 400)
+    assert four["basis"] == "given, on 4 workers"
+    assert _expected(made, "draft", *rates)["seconds"] == pytest.approx(3 * tokens / 50)
+    said = made.cli("plan", str(made.manifest), "--rate", "states=0.001").err
+    assert "states: about " in said
+    assert " h at 0 tokens a second (given)" in said
+
+
+def test_time_is_told_by_what_the_like_took_before(extracted: Project) -> None:
+    assert _expected(extracted, "states") == {}, "it is there"
+    (run,) = (
+        run
+        for run in extracted.cli("runs", "--json").json["runs"]
+        for stage in run["stages"]
+        if stage["name"] == "states"
+    )
+    seconds = next(stage["seconds"] for stage in run["stages"] if stage["name"] == "states")
+    found = _expected(extracted, "states", "--set", "stages.states.dtype=fp8")
+    assert found["basis"] == f"as in run {run['id']}"
+    assert found["seconds"] == pytest.approx(seconds, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [("staes=5", "there is no such stage"), ("states", "is not STAGE=TOKENS"), ("states=-1", "is")],
+)
+def test_a_rate_that_is_none_is_bad_input(made: Project, rate: str, said: str) -> None:
+    answer = made.cli("plan", str(made.manifest), "--rate", rate)
+    assert answer.code == 2
+    assert said in answer.err

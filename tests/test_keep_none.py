@@ -15,7 +15,7 @@ from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.eviction import ALIVE, Released, release_states
 from kimi_eagle.manifest.load import load
 from kimi_eagle.registry.keeping import Keeper
-from kimi_eagle.runner import short_lived
+from kimi_eagle.short_lived import taken
 
 OURS = "f" * 12
 
@@ -73,11 +73,11 @@ def _manifest(project: Project, keep: str) -> Project:
     return project
 
 
-def test_only_stages_that_say_so_are_short_lived(project: Project) -> None:
+def test_only_stages_that_say_so_are_taken(project: Project) -> None:
     keeping = load(_manifest(project, "all").manifest).manifest
-    assert short_lived(keeping) == {}
+    assert taken(keeping) == {}
     losing = load(_manifest(project, "none").manifest).manifest
-    assert short_lived(losing) == {"states": ["draft"]}
+    assert taken(losing) == {"states": ["draft"]}
 
 
 def test_it_is_part_of_no_key(made: Project) -> None:

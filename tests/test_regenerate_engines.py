@@ -187,11 +187,15 @@ def test_a_run_that_is_killed_keeps_what_was_answered(server: str, tmp_path: Pat
 def test_a_server_and_an_engine_of_our_own_say_the_same(
     server: str, own: tuple[Project, Answer], tmp_path: Path
 ) -> None:
-    """As far as batches of other shapes do in bf16."""
+    """As far as batches of other shapes do in bf16; the server is asked by two workers."""
     engine = f"{{kind: vllm, endpoint: '{server}'}}"
     project = asked_project(tmp_path / "p", manifest(engine))
-    answer = project.submit()
+    answer = project.submit("--set", "stages.answers.resources.workers=2")
     assert answer.code == 0, answer.err
+    found = metrics(answer, "answers")
+    assert found["answers_generated"] == found["answers"] == found["answers_kept_before"]
+    logs = sorted(path.name for path in project.root.glob("*/stages/*.log"))
+    assert logs == ["answers.1-of-2.log", "answers.2-of-2.log", "answers.log"]
     ours = load_rows(own[0].object_of(own[1], "answers"))
     theirs = load_rows(project.object_of(answer, "answers"))
     mine = {(int(ours.record[row]), bytes(ours.id_bytes(row))) for row in range(len(ours))}

@@ -1,1 +1,1 @@
-"""Where stages run. An executor starts a job described by JSON, and knows nothing else."""
+"""Where stages run. An executor starts a task described by JSON, and knows nothing else."""

@@ -1,13 +1,18 @@
-"""Keeps a stage from outliving its coordinator. Standard library only; run as a program.
+"""Keeps a stage from outliving whom it works for. Standard library only; run as a program.
 
-The coordinator starts this, as the leader of a process group of its own, with a pipe for
-standard input that it never writes to. This starts the worker in the same group. When the
-coordinator dies, in whatever way, the pipe ends, and the whole group is killed: the worker, and
-engine processes that would otherwise go on without it. When this one dies too, the kernel kills
-the worker.
+    guard.py USAGE ARGUMENTS…                 beside a coordinator, on its machine
+    guard.py --folder FOLDER USAGE ARGUMENTS… for a scheduler, on any machine
 
-Its first argument names a file for what the worker used of the machine; the others are the
-worker's.
+It is started as the leader of a process group, and starts the worker in the same group. When
+whom it works for is gone, the whole group is killed: the worker, and engine processes that would
+otherwise go on without it. When this one dies too, the kernel kills the worker.
+
+That shows on standard input, where this is a pipe that nothing is ever written to: it ends with
+its holder, however that dies. For a scheduler it shows in FOLDER too, the job's own: an attempt
+that was given up has none any more. There it also leaves a sign of life, and what became of the
+worker, which no scheduler remembers for long.
+
+USAGE names a file for what the worker used of the machine; ARGUMENTS are the worker's.
 """
 
 from __future__ import annotations
@@ -19,17 +24,41 @@ import json
 import os
 import resource
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
+import time
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
+HEARTBEAT, EXIT = "heartbeat", "exit.json"
+BEAT_SECONDS = 2.0
 
-def _watch() -> None:
+
+def _watch_input() -> None:
     while os.read(0, 1024):
         pass
+    _end_group()
+
+
+def _beat(folder: str) -> None:
+    while True:
+        try:
+            # Not created anew: a folder that comes to lack it was given up.
+            descriptor = os.open(os.path.join(folder, HEARTBEAT), os.O_WRONLY)  # noqa: PTH118
+            os.utime(descriptor)
+            os.close(descriptor)
+        except FileNotFoundError:
+            _end_group()
+        except OSError:
+            pass  # a file system that is away for a while
+        time.sleep(BEAT_SECONDS)
+
+
+def _end_group() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -37,28 +66,47 @@ def main() -> int:
     # An interrupt or a request to end is the worker's to answer; this one stays until it is gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    usage, *arguments = sys.argv[1:]
+    arguments = sys.argv[1:]
+    folder = None
+    if arguments[0] == "--folder":
+        folder, arguments = arguments[1], arguments[2:]
+    usage, *arguments = arguments
+    if folder is not None:
+        with open(os.path.join(folder, HEARTBEAT), "w", encoding="utf-8"):  # noqa: PTH118
+            pass
+        threading.Thread(target=_beat, args=(folder,), daemon=True).start()
     worker = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
         preexec_fn=functools.partial(_at_birth, os.getpid()),
     )
-    threading.Thread(target=_watch, daemon=True).start()
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        threading.Thread(target=_watch_input, daemon=True).start()
     code = worker.wait()
-    _account(usage)
-    return 128 - code if code < 0 else code
+    code = 128 - code if code < 0 else code
+    used = _account()
+    # On a full disk the figures are lost; the exit code must not be.
+    with contextlib.suppress(OSError):
+        _write(usage, used)
+    if folder is not None:
+        _write(os.path.join(folder, EXIT), {"code": code, "host": socket.gethostname()})  # noqa: PTH118
+    return code
 
 
-def _account(path: str) -> None:
-    """Write what the worker and the processes it waited for have used."""
+def _account() -> dict[str, object]:
+    """What the worker and the processes it waited for have used."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    figures = {
+    return {
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 3),
         "peak_memory_bytes": used.ru_maxrss * 1024,
     }
-    # On a full disk the figures are lost; the exit code must not be.
-    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump(figures, file)
+
+
+def _write(path: str, value: object) -> None:
+    """Whole or not at all."""
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(f"{path}.part", path)  # noqa: PTH105
 
 
 def _at_birth(parent: int) -> None:

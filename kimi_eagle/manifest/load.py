@@ -43,10 +43,14 @@ class LoadedManifest:
 
     @property
     def digest(self) -> str:
-        """Equal for manifests that make the same, whatever their spelling, their quota and where
-        they log."""
-        aside = ("logging", "store")
+        """Equal for manifests that make the same, whatever their spelling, their quota, where
+        they run and where they log."""
+        aside = ("executor", "logging", "store")
         said = {key: value for key, value in self.resolved.items() if key not in aside}
+        said["stages"] = {
+            name: {key: value for key, value in stage.items() if key != "resources"}
+            for name, stage in said["stages"].items()
+        }
         return digest_document("manifest/1", said)
 
     @property
@@ -62,14 +66,16 @@ class LoadedManifest:
         return ManifestError(str(self.path), [self.document.problem(origin, message, hint=hint)])
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
+def load(path: Path, overrides: Sequence[str] = (), text: str | None = None) -> LoadedManifest:
     """Read, override and validate a manifest.
+
+    Args: `text`: what the file held once, to be taken in place of what it holds now.
 
     Raises:
         ManifestError: with every problem of the file at once.
     """
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if text is None else text.encode("utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
         raise ManifestError(
@@ -89,8 +95,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> LoadedManifest:
     refused += [] if refused else expansion.twins(lambda name: _counts(manifest.stages[name]))
     if refused:
         raise ManifestError(str(path), refused)
-    text = data.decode("utf-8-sig")
-    return LoadedManifest(manifest, document, path, text, tuple(overrides), expansion)
+    read = data.decode("utf-8-sig")
+    return LoadedManifest(manifest, document, path, read, tuple(overrides), expansion)
 
 
 def _may_hold(data: Json, path: Place) -> bool:

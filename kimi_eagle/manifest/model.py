@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from kimi_eagle.manifest.described import describe, subclasses
+from kimi_eagle.manifest.execution import Execution, Local
 from kimi_eagle.manifest.log_options import LogOptions
 from kimi_eagle.manifest.matrix_schema import add_matrix
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
@@ -36,12 +37,25 @@ class Store(Model):
     quota: Annotated[str, Field(min_length=1)] | None = None
     """What hidden states may take under this root, `500GB` or `2TiB`: an extraction that would
     pass it is refused before it starts."""
+    remote: Annotated[str, Field(min_length=1)] | None = None
+    """A store elsewhere, `s3://bucket/folder`, that is looked into before a stage is made: what
+    was pushed there by somebody is taken from there."""
 
     @field_validator("quota")
     @classmethod
     def _is_a_size(cls, value: str | None) -> str | None:
         if value is not None:
             parse_size(value)
+        return value
+
+    @field_validator("remote")
+    @classmethod
+    def _holds_no_secret(cls, value: str | None) -> str | None:
+        if value is not None and "@" in value.partition("://")[2].partition("/")[0]:
+            raise ValueError(
+                "a name or password in an address would be kept with every run: leave them to the "
+                "environment (AWS_ACCESS_KEY_ID, AWS_PROFILE)"
+            )
         return value
 
     @property
@@ -59,6 +73,8 @@ class Manifest(Model):
     stages: Annotated[dict[StageName, AnyStage], Field(min_length=1)]
     """The stages by name; each names the stages it takes from."""
     store: Store = Store()
+    executor: Execution = Local()
+    """Where stages run. Nothing of it is part of any key."""
     logging: LogOptions = LogOptions()
 
     @model_validator(mode="after")

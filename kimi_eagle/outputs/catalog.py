@@ -29,6 +29,8 @@ OUTPUTS: dict[str, Any] = {
     "verify": keeping.VerifyOutput,
     "check-rows": keeping.CheckRowsOutput,
     "gc": keeping.GcOutput,
+    "push": keeping.ExchangedOutput,
+    "pull": keeping.ExchangedOutput,
     "pin": keeping.PinOutput,
     "unpin": keeping.PinOutput,
     "registry check": keeping.RegistryCheckOutput,

@@ -183,3 +183,17 @@ class DoctorOutput(TypedDict):
 
     status: Literal["usable", "broken"]
     checks: list[CheckDocument]
+
+
+@closed
+class ExchangedOutput(TypedDict):
+    """`push` and `pull`"""
+
+    digest: Digest
+    kind: str
+    bytes: Count
+    moved: bool
+    """Whether it was not there before."""
+    executions: Count
+    """Records of its lineage that came along."""
+    url: str

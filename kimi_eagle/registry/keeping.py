@@ -111,6 +111,17 @@ class Keeper:
             )
             return [dict(row) for row in rows]
 
+    def makers_of(self, digest: str) -> list[int]:
+        """The executions that made an artifact for good, or saved it on the way."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "select e.id from executions e join execution_outputs o on o.execution = e.id "
+                "where o.digest = ? and e.reused_from is null "
+                "and e.disposition not in ('running', 'reproduced') order by e.id",
+                (digest,),
+            )
+            return [row["id"] for row in rows]
+
     # Artifacts
 
     def artifacts(self, where: str = "1", *values: Any) -> list[ArtifactRecord]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,13 @@ class Ledger:
                 (status, now(), run_id),
             )
 
+    def take_over(self, run_id: str, host: str, pid: int) -> None:
+        """Record who runs a run from now on."""
+        with self._database.write() as connection:
+            connection.execute(
+                "update runs set host = ?, pid = ? where id = ?", (host, pid, run_id)
+            )
+
     def running_runs(self) -> list[str]:
         """The ids of runs that have no end, be they alive or not."""
         with self._database.read() as connection:
@@ -93,6 +101,36 @@ class Ledger:
             values,
         )
         return execution_record(rows[0]) if rows else None
+
+    def last_of(
+        self, kind: str, count: int = 20
+    ) -> list[tuple[str, Mapping[str, Any], float, Mapping[str, list[str]]]]:
+        """(run, metrics, seconds, inputs by role) of the last executions of a kind that came to
+        their end."""
+        rows = self._database.ask(
+            "select run_id, metrics, seconds, document from executions where kind = ? "
+            "and disposition = 'executed' and seconds > 0 and document is not null "
+            "order by id desc limit ?",
+            (kind, count),
+        )
+        return [
+            (
+                row["run_id"],
+                json.loads(row["metrics"]),
+                row["seconds"],
+                json.loads(row["document"])["inputs"],
+            )
+            for row in rows
+        ]
+
+    def under_way(self, run_id: str, stage: str, key: str) -> int | None:
+        """A run's execution of a stage that has not ended: begun by a coordinator that is gone."""
+        rows = self._database.ask(
+            "select id from executions where run_id = ? and stage = ? and key = ? "
+            "and disposition = 'running'",
+            (run_id, stage, key),
+        )
+        return rows[0]["id"] if rows else None
 
     def begin_execution(
         self,
@@ -307,6 +345,21 @@ class Ledger:
         with self._database.read() as connection:
             rows = connection.execute("select digest, bytes from state_shards")
             return [(row["digest"], row["bytes"]) for row in rows]
+
+    def copy_state_rows(self, path: Path) -> None:
+        """Write where rows of hidden states lie into a database of its own, for readers on other
+        machines."""
+        with closing(sqlite3.connect(path)) as copy, copy:
+            copy.execute("pragma journal_mode = off")
+            copy.execute(
+                "create table state_rows (key text primary key, shard text, start integer, "
+                "tokens integer, digest text) without rowid"
+            )
+            with self._database.read() as connection:
+                rows = connection.execute(
+                    "select key, shard, start, tokens, digest from state_rows"
+                )
+                copy.executemany("insert into state_rows values (?, ?, ?, ?, ?)", map(tuple, rows))
 
     def missing_rows(self, keys: Sequence[str]) -> set[str]:
         """Which of these row keys the state store lacks."""

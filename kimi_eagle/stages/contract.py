@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from kimi_eagle.sizes import parse_seconds, parse_size
 
 
 class Model(BaseModel):
@@ -27,12 +29,6 @@ class Model(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class StageParams(Model):
-    """The parameters of one stage; each kind narrows `kind` to its own name."""
-
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,47 @@ class _Marker(Enum):
 
 OUTSIDE_KEY = _Marker.OUTSIDE_KEY
 EXTERNAL_PATH = _Marker.EXTERNAL_PATH
+
+
+class Resources(Model):
+    """What a stage needs of where it runs, checked before anything starts. Nothing of it is part of
+    any key."""
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs on each node. On this machine the stage is given free ones by id, and waits for them."""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """CPUs on each node. On this machine, stages that all say this run side by side where they
+    fit; one that does not has the machine to itself."""
+    memory: Annotated[str, Field(min_length=1)] | None = None
+    """On each node: `64GB`, `1.5TiB`."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines; more than one for training alone."""
+    workers: Annotated[int, Field(ge=1)] | Literal["all"] = 1
+    """Over how many workers the rows of `extract` and `regenerate` are shared out, each with the
+    rest of these; `all` for as many as there is room for."""
+    time: Annotated[str, Field(min_length=1)] | None = None
+    """The longest it may take, `90m`, `12h`, `2d` or `H:MM:SS`: what a scheduler is told."""
+
+    @field_validator("memory")
+    @classmethod
+    def _is_a_size(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_size(value)
+        return value
+
+    @field_validator("time")
+    @classmethod
+    def _is_a_time(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_seconds(value)
+        return value
+
+
+class StageParams(Model):
+    """The parameters of one stage; each kind narrows `kind` to its own name."""
+
+    kind: str
+    resources: Annotated[Resources, OUTSIDE_KEY] = Resources()
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,12 @@ from kimi_eagle.identity import row_key
 from kimi_eagle.job import EVENTS, StageFailed
 from kimi_eagle.rows.table import Rows, load_rows
 from kimi_eagle.stages.context import Context
+from kimi_eagle.stages.extract.figures import together
+from kimi_eagle.states.checks import BadStates
 from kimi_eagle.states.contract import LayerContract, contract_of
 from kimi_eagle.states.index import StateIndex
 from kimi_eagle.states.layout import CONTRACT, ROWS, StateRow, write_rows
+from kimi_eagle.states.refusals import Refusals
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -31,14 +34,33 @@ def run(context: Context) -> dict[str, Any]:
     index = StateIndex(Path(context.job.registry))
     digests = {key: place.digest for key, place in index.places(keys).items()}
     index.close()
-    missing = {key: row for row, key in enumerate(keys) if key not in digests}
+    lengths = np.diff(rows.offsets)
+    before = [dict(part) for part in context.job.parts]
+    away = {key for part in before for key in part["refused"]}
+    missing = {
+        key: row
+        for row, key in enumerate(keys)
+        if key not in digests and key not in away and _is_ours(context, row)
+    }
     found: dict[str, Any] = {"agreement": None, "next_best": None, "probed": 0, "refused": {}}
     if missing:
         found = _extract(context, contract, rows, missing)
         digests.update(found["digests"])
-    lengths = np.diff(rows.offsets)
+    extracted = int(sum(lengths[row] for row in missing.values()))
+    stored = int(sum(lengths[row] for key, row in missing.items() if key not in found["refused"]))
+    mine = {
+        **{name: value for name, value in found.items() if name != "digests"},
+        "rows_extracted": len(missing),
+        "tokens_extracted": extracted,
+        "bytes_written": stored * contract.bytes_per_token,
+    }
+    if context.job.share is not None:
+        return mine
+    if before:
+        mine = together([*before, mine])
+        _limited(context, mine)
     out = context.out("states")
-    refused = found["refused"]
+    refused = mine["refused"]
     write_text(
         out / ROWS,
         write_rows(
@@ -47,21 +69,33 @@ def run(context: Context) -> dict[str, Any]:
         ),
     )
     write_json(out / CONTRACT, document)
-    tokens = int(sum(lengths[row] for row in missing.values()))
-    stored = int(sum(lengths[row] for key, row in missing.items() if key not in refused))
     return {
         "rows": len(rows),
         "tokens": int(lengths.sum()),
-        "rows_extracted": len(missing),
-        "tokens_extracted": tokens,
-        "bytes_written": stored * contract.bytes_per_token,
+        "rows_extracted": mine["rows_extracted"],
+        "tokens_extracted": mine["tokens_extracted"],
+        "bytes_written": mine["bytes_written"],
         "layers": list(contract.layers),
-        "agreement": found["agreement"],
-        "next_best": found["next_best"],
-        "probed": found["probed"],
-        **({"fp8_error": found["fp8_error"]} if found.get("fp8_error") else {}),
+        "agreement": mine["agreement"],
+        "next_best": mine["next_best"],
+        "probed": mine["probed"],
+        **({"fp8_error": mine["fp8_error"]} if mine.get("fp8_error") else {}),
         **({"refused": dict(sorted(Counter(refused.values()).items()))} if refused else {}),
+        **({"workers": len(before)} if before else {}),
     }
+
+
+def _is_ours(context: Context, row: int) -> bool:
+    """Whether a row is in this worker's share. Every row is in one, whatever the store holds."""
+    share = context.job.share
+    return share is None or row % share[1] == share[0]
+
+
+def _limited(context: Context, figures: dict[str, Any]) -> None:
+    """Hold what all workers refused against the limit of the stage. Raises: StageFailed."""
+    limit = Refusals(context.params.max_bad_rows, figures["rows_extracted"], lambda _: None)
+    for key, reason in figures["refused"].items():
+        limit.add(key, BadStates(reason, reason))
 
 
 def _extract(

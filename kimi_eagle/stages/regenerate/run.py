@@ -64,7 +64,10 @@ def run(context: Context) -> dict[str, Any]:
             f"nothing is asked, {rejects.total} records were left out: "
             f"{rejects.summary() or 'the sources are empty'}"
         )
-    started, asked, known = time.monotonic(), 0, None
+    if context.job.share is not None:
+        return _answer_share(context, asking, items)
+    started, known = time.monotonic(), None
+    asked = sum(part["answers_generated"] for part in context.job.parts)
     for _ in range(_TRIES):
         answers = Answers()
         for path in answers.load(answers_folder(context.root, _set(context))):
@@ -92,6 +95,25 @@ def run(context: Context) -> dict[str, Any]:
         "answers_generated": asked,
         "seconds_asking": round(seconds, 3),
     }
+
+
+def _answer_share(context: Context, asking: Asking, items: Sequence[_Item]) -> dict[str, Any]:
+    """Have this worker's share of the conversations answered; those at the same prompt are in one
+    share, and asked once."""
+    assert context.job.share is not None
+    number, of = context.job.share
+    answers = Answers()
+    for path in answers.load(answers_folder(context.root, _set(context))):
+        context.events.note(f"{path} is damaged: what it held is asked for again")
+    begun = [Dialogue(item.questions, asking, record=False) for item in items]
+    ours = [
+        dialogue
+        for dialogue in begun
+        if (prompt := dialogue.prompt()) is not None and int(prompt.key[:8], 16) % of == number
+    ]
+    missing = known_only(ours, answers)
+    ask = _ask_endpoint if context.params.engine.endpoint is not None else _ask_vllm
+    return {"answers_generated": ask(context, asking, missing, answers) if missing else 0}
 
 
 def _set(context: Context) -> str:

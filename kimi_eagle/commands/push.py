@@ -1,0 +1,26 @@
+"""`kimi-eagle push`: store an artifact elsewhere, with its lineage."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+
+from kimi_eagle.commands.parsing import DONE, Subparsers, add_hash, command
+
+
+def add(commands: Subparsers) -> None:
+    parser = command(commands, "push", run, "store an artifact elsewhere, with its lineage")
+    add_hash(parser)
+    parser.add_argument(
+        "url", metavar="URL", help="s3://bucket/folder, a folder, or what else fsspec knows"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from kimi_eagle import app, render
+
+    moved = app.push(options.root, options.hash, options.url, partial(print, file=sys.stderr))
+    with render.while_read(sys.stdout):
+        render.exchanged(moved, options.url, as_json=options.json)
+    return DONE

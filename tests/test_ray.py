@@ -1,0 +1,126 @@
+"""Stages in a real Ray cluster: two nodes on this machine, as Ray's own tests start them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters import ROWS_AND_STATES, extracting
+from conftest import WITH_STATES, Answer, Project, kill, new_project, wait_for, workers
+from test_batch import said
+
+pytest.importorskip("ray", reason="ray is not installed")
+pytestmark = pytest.mark.slow
+
+# In a process of its own: what Ray starts in a process, it cannot always end there.
+_CLUSTER = """
+import json, sys
+from ray.cluster_utils import Cluster
+
+room = {"num_cpus": 1, "object_store_memory": 80 << 20}
+cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False})
+nodes = {"n2": cluster.add_node(**room, num_gpus=2)}
+cluster.wait_for_nodes()
+print(json.dumps(cluster.address), flush=True)
+for line in sys.stdin:
+    what, _, name = line.strip().partition(" ")
+    if what == "kill":
+        cluster.remove_node(nodes.pop(name), allow_graceful=False)
+    else:
+        nodes[name] = cluster.add_node(**room, num_gpus=2)
+        cluster.wait_for_nodes()
+    print(json.dumps(name), flush=True)
+cluster.shutdown()
+"""
+
+
+class RayCluster:
+    """A head and a node of one CPU each; the second node has two GPUs, as Ray counts them."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(_CLUSTER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.address = self._answer()
+
+    def ask(self, what: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return str(json.loads(self._process.stdout.readline()))
+
+    def stop(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def at(cluster: RayCluster) -> list[str]:
+    return ["--executor", "ray", "--set", f"executor.address={cluster.address}"]
+
+
+def test_a_manifest_comes_out_the_same_on_ray(
+    ray: RayCluster, first_extraction: tuple[Project, Answer], tmp_path: Path
+) -> None:
+    project = new_project(tmp_path / "project", WITH_STATES)
+    answer = project.submit(*at(ray))
+    assert answer.code == 0, answer.err
+    assert answer.outputs == first_extraction[1].outputs
+    assert not list((project.root / ".staging").iterdir())
+    wait_for(lambda: not workers(project.root), "the end of all that was started")
+
+
+def test_a_coordinator_and_then_a_node_die_in_an_extraction(
+    ray: RayCluster, first_extraction: tuple[Project, Answer], tmp_path: Path
+) -> None:
+    project = new_project(tmp_path / "project", ROWS_AND_STATES)
+    # Of the two nodes one has GPUs, so that it is known which one is to die.
+    resources = ["--set", "stages.states.resources={gpus: 1}"]
+    submit = project.start("submit", str(project.manifest), "--json", *at(ray), *resources)
+    with extracting(project):
+        kill(submit.pid)
+        submit.communicate()
+        (run,) = project.cli("runs", "--json").json["runs"]
+        assert run["status"] == "lost"
+        attach = project.start("attach", run["id"], "--json")
+        ray.ask("kill n2")
+        wait_for(lambda: not workers(project.root), "the end of all that ran on the node", 90)
+        ray.ask("add n3")
+    answer = said(attach)
+    assert answer.code == 0, answer.err
+    assert answer.outputs["states"] == first_extraction[1].outputs["states"]
+    log = (project.root / run["id"] / "submit.log").read_text()
+    assert "beginning it again (1 of 2)" in log
+    (run,) = project.cli("runs", "--json").json["runs"]
+    assert [stage["disposition"] for stage in run["stages"]] == ["executed", "executed"]
+    assert project.cli("verify", "--all").code == 0
+
+
+def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(
+    ray: RayCluster, tmp_path: Path
+) -> None:
+    project = new_project(tmp_path / "project", ROWS_AND_STATES)
+    answer = project.submit(*at(ray), "--set", "stages.states.resources={gpus: 8}")
+    assert answer.code == 2
+    assert "needs 8 GPUs, 0 CPUs; 0 of 2 nodes have that" in answer.err
+    assert project.cli("runs", "--json").json["runs"] == []
