@@ -31,3 +31,28 @@ def test_an_engine_that_aborts_while_it_is_taken_down_has_lost_nothing(tmp_path:
 def test_a_program_that_ends_before_its_result_has_failed(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match="ended with code -6 before it had a result"):
         ran(tmp_path, "lambda job: os.abort()")
+
+
+WAITING = """\
+import multiprocessing, os, queue, signal, time
+from kimi_eagle.engines.launch import main
+
+def run(job):
+    spawn = multiprocessing.get_context("spawn")
+    engine = spawn.Process(target=time.sleep, args=(600,), name="Core")
+    engine.start()
+    time.sleep(1)
+    os.kill(engine.pid, signal.SIGKILL)
+    queue.Queue().get()
+
+if __name__ == "__main__":
+    main(run)
+"""
+
+
+def test_a_program_whose_engine_is_killed_does_not_wait_for_it(tmp_path: Path) -> None:
+    """vLLM's client waits on a queue that nobody fills any more."""
+    (tmp_path / "waiting.py").write_text(WAITING, "utf-8")
+    path = os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    with pytest.raises(StageFailed, match="process Core was ended by SIGKILL; the machine may be"):
+        run_program("waiting", {}, tmp_path / "scratch", {**os.environ, "PYTHONPATH": path})

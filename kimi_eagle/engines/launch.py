@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.files import write_json
+from kimi_eagle.engines.alive import EngineDied, watched
 from kimi_eagle.job import StageFailed
 
 
@@ -94,7 +95,11 @@ def main(program: Any) -> int:
     given, result = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(given.read_text("utf-8"))
     try:
-        value = program(job)
+        with watched():
+            value = program(job)
+    except EngineDied as error:
+        write_json(result, {"error": str(error)})
+        os._exit(1)  # what waits for the engine on the way out would wait for ever
     except StageFailed as error:
         write_json(result, {"error": str(error)})
         return 1
