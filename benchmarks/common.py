@@ -121,6 +121,7 @@ def _circumstances() -> dict[str, Any]:
         "command": f"python benchmarks/{' '.join(command)}",
         "processor": known["processor"],
         "cores": known["cores"],
+        "gpus": known["gpus"],
         "system": platform.system(),
         "python": known["python"],
         "versions": {
