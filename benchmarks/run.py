@@ -2,20 +2,22 @@
 
     python benchmarks/run.py [RUN] [--root runs] [--record]
 
-RUN is the start of a run's hash, or `latest`. Run it on the machine that made the run, since that
-is the machine the figures are recorded with. Of stages that the run took over from an earlier one
-the figures are those of whoever executed them. `acceptance_<set>` is pooled, the bonus token
+RUN is the start of a run's hash, or `latest`. Figures are recorded with the machine, versions and
+time of the stage that made them; of a stage that the run took over from an earlier one, of whoever
+executed it. `acceptance_<set>` is pooled, the bonus token
 included; `speedup_batch_<n>` is tokens a second with the draft over without; the other rates are
-of whole stages, the start of an engine included, but for training.
+of whole stages, the start of an engine included, but for training, where it is the median step's.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import Figures, parser
+from common import Figures, circumstances, parser
 
 from kimi_eagle.evaluations import table
 from kimi_eagle.identity import short
@@ -38,6 +40,7 @@ def main() -> None:
         run = Search(registry).run(given.run)
         for stage in registry.stages_of(run.id):
             made = executed(registry, stage)
+            figures.made = {**circumstances(made.environment), "at": made.started_at}
             for name, value, unit, baseline, more in figures_of(registry, given.root, made):
                 about = {"manifest": run.name, "run": short(run.id), "stage": stage.stage}
                 figures.emit(name, value, unit, baseline, **about, **more)
@@ -63,8 +66,8 @@ def figures_of(registry: Registry, root: Path, made: ExecutionRecord) -> Iterato
         yield "states_tokens", rate(tokens, made.seconds), *PER_S
         yield "states_bytes_per_token", found["bytes_written"] / tokens, "bytes", None, {}
     elif made.kind == "train":
-        yield "train_tokens", found.get("tokens_per_second"), *PER_S
-        if (peak := found.get("peak_gpu_bytes")) is not None:
+        yield "train_tokens", median_step(root, made), *PER_S
+        if (peak := found.get("peak_gpu_bytes")) is not None:  # none on a CPU
             yield "train_peak_memory", peak / 1e9, "GB", None, {}
         if (length := found.get("simulated_acceptance_length")) is not None:
             yield "acceptance_in_training", length, "tokens", None, {}
@@ -75,6 +78,17 @@ def figures_of(registry: Registry, root: Path, made: ExecutionRecord) -> Iterato
             yield from speedup(evaluation.speeds, settings)
     elif made.kind == "export":
         yield "release_bytes", found["bytes"], "bytes", None, {}
+
+
+def median_step(root: Path, made: ExecutionRecord) -> float | None:
+    """Tokens a second of a training's median step: the first ones compile."""
+    path = root / made.run_id / "stages" / f"{made.stage}.events"
+    if not path.exists():
+        return None
+    events = map(json.loads, path.read_text("utf-8").splitlines())
+    found = [one["tokens_per_second"] for one in events if one.get("split") == "train"]
+    rates = [one for one in found if one]
+    return statistics.median(rates) if rates else None
 
 
 PER_S: tuple[str, None, dict[str, Any]] = ("tokens/s", None, {})

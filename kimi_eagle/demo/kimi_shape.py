@@ -219,7 +219,7 @@ def build(source: Path, out: Path, layers: int, experts: int, *, tiny: bool, see
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description="Make a verifier of Kimi-K2.5's shape.")
     parser.add_argument("config_folder", type=Path, metavar="CONFIG_FOLDER")
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, default=4, metavar="N")
