@@ -92,7 +92,7 @@ smollm2-data: $(SMOLLM2)
 smollm2-gpu: smollm2-data
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2.yaml
 
-# Kimi-K2.5's dimensions on one GPU: make kimi-shape EXTRA=gpu (23 GB of states, 11 of weights)
+# Kimi-K2.5's dimensions on one GPU: make kimi-shape EXTRA=gpu (11 GB of weights, 16 of states)
 KIMI_SHAPE := data/kimi-shape/verifier/config.json
 
 $(KIMI_SHAPE): | $(INSTALLED)

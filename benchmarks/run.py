@@ -70,7 +70,8 @@ def figures_of(registry: Registry, root: Path, made: ExecutionRecord) -> Iterato
         if (peak := found.get("peak_gpu_bytes")) is not None:  # none on a CPU
             yield "train_peak_memory", peak / 1e9, "GB", None, {}
         if (length := found.get("simulated_acceptance_length")) is not None:
-            yield "acceptance_in_training", length, "tokens", None, {}
+            steps = (made.document or {}).get("parameters", {}).get("ttt_steps")
+            yield "acceptance_simulated", length, "tokens", None, {"draft_tokens": steps}
     elif made.kind == "evaluate":
         for evaluation in table(registry, root, [made.outputs["evaluation"]]).evaluations:
             settings = {"max_tokens": evaluation.document["max_tokens"]}

@@ -106,7 +106,9 @@ def test_full_size_has_kimis_dimensions_and_names() -> None:
 
 
 def test_another_config_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}', "utf-8")
+    config = json.loads((DEMO / "verifier" / "config.json").read_text("utf-8"))
+    flat = {**config["text_config"], "model_type": "kimi_k2"}
+    (tmp_path / "config.json").write_text(json.dumps(flat), "utf-8")
     with pytest.raises(VerifierError, match="model_type must be kimi_k25"):
         build(tmp_path, tmp_path / "out", LAYERS, EXPERTS, tiny=True, seed=0)
     assert not (tmp_path / "out").exists()
