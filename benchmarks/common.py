@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -77,6 +76,8 @@ class Figures:
 
     def __init__(self, options: argparse.Namespace):
         self._record: bool = options.record
+        self.made: Mapping[str, Any] | None = None
+        """The circumstances and the time of what is measured; None: this process, now."""
 
     def emit(
         self,
@@ -98,7 +99,9 @@ class Figures:
         print(json.dumps(figure), flush=True)
         if self._record:
             with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**figure, **_circumstances()}) + "\n")
+                command = f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
+                made = self.made if self.made is not None else _here()
+                file.write(json.dumps({**figure, "command": command, **made}) + "\n")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -112,21 +115,41 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _circumstances() -> dict[str, Any]:
-    known = environment()
-    packages = ("blake3", "pydantic", "pyyaml", "sqlalchemy", "torch", "vllm", "speculators")
-    installed = {item.metadata["Name"].lower() for item in metadata.distributions()}
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+def circumstances(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Machine, versions and code of an environment as `provenance` records it."""
+    packages = known["packages"]
+    here = environment()
+    same = all(known[name] == here[name] for name in ("processor", "cores", "packages"))
     return {
-        "command": f"python benchmarks/{' '.join(command)}",
         "processor": known["processor"],
         "cores": known["cores"],
-        "system": platform.system(),
+        # Where the driver does not show its files, as in some containers, its own tool is asked.
+        "gpus": known["gpus"] or (_gpus_here() if same else []),
+        "system": known["system"].split("-")[0],
         "python": known["python"],
         "versions": {
             "kimi-eagle": known["kimi_eagle"],
-            **{name: metadata.version(name) for name in packages if name in installed},
+            **{name: packages[name] for name in _TOLD if name in packages},
         },
         "code": known["code"],
-        "at": now(),
     }
+
+
+_TOLD = ("blake3", "pydantic", "pyyaml", "sqlalchemy", "torch", "vllm", "speculators")
+
+
+def _gpus_here() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return []
+    return sorted(done.stdout.split("\n")[:-1]) if done.returncode == 0 else []
+
+
+def _here() -> dict[str, Any]:
+    """The circumstances of this process."""
+    found = circumstances(environment())
+    installed = {item.metadata["Name"].lower() for item in metadata.distributions()}
+    told = {name: metadata.version(name) for name in _TOLD if name in installed}
+    return {**found, "versions": {**found["versions"], **told}, "at": now()}

@@ -31,6 +31,18 @@ CONTROL_TOKENS = (
 # As in Kimi's tokenizer these are added tokens but not special ones: decoded text keeps them.
 THINKING_TOKENS = ("<think>", "</think>")
 
+# Text is all that is served here; what reads the folder wants a vision tower all the same.
+VISION = {
+    "patch_size": 14,
+    "pos_emb_height": 8,
+    "pos_emb_width": 8,
+    "pos_emb_time": 4,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+}
+
 # transformers 5.19 saves this architecture under names that it reads back itself, so that a round
 # trip hides it, but that neither the hub nor vLLM knows.
 _HUB_NAMES = (
@@ -133,20 +145,10 @@ def verifier_config(tokenizer: PreTrainedTokenizerFast) -> Kimi_K25Config:
         },
         **shared_ids,
     }
-    vision = {
-        "patch_size": 14,
-        "pos_emb_height": 8,
-        "pos_emb_width": 8,
-        "pos_emb_time": 4,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-    }
     return Kimi_K25Config(
         text_config=text,
-        vision_config=vision,
-        projection_hidden_size=32,
+        vision_config=VISION,
+        projection_hidden_size=VISION["hidden_size"],
         image_token_id=token_id(IMAGE),
         video_token_id=token_id(VIDEO),
         vision_start_token_id=token_id("<|media_begin|>"),
@@ -163,15 +165,15 @@ def save_verifier(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     _write_weights(model, folder)
-    _write_json(folder / "config.json", _hub_config(model.config))
-    _write_json(
+    write_json(folder / "config.json", _hub_config(model.config))
+    write_json(
         folder / "generation_config.json",
         {"do_sample": False, "eos_token_id": tokenizer.eos_token_id},
     )
-    _write_json(folder / "preprocessor_config.json", _preprocessor_config())
+    write_json(folder / "preprocessor_config.json", preprocessor_config())
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
@@ -191,7 +193,7 @@ def _write_weights(model: Kimi_K25ForConditionalGeneration, folder: Path) -> Non
         weight_map.update(dict.fromkeys(part, shard))
     total_size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-    _write_json(folder / "model.safetensors.index.json", index)
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def _is_layer(name: str) -> bool:
@@ -220,7 +222,7 @@ def _hub_config(config: Kimi_K25Config) -> dict[str, Any]:
     return hub
 
 
-def _preprocessor_config() -> dict[str, Any]:
+def preprocessor_config() -> dict[str, Any]:
     """Image settings; vLLM asks for them even where only text is served."""
     return {
         "image_processor_type": "KimiK25VisionProcessor",

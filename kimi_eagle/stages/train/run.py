@@ -145,6 +145,8 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
         "tokens_per_second": round(trainer.tokens_run * peers.size / seconds, 1)
         if trainer.tokens_run
         else None,
+        # Of this process, as torch has it: what the driver and other libraries take comes on top.
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "devices": peers.size,
         "attention": compute.attention,
         "compiled": compute.compiled,
