@@ -55,7 +55,7 @@ screenshots: install
 
 # What a CPU can run of docs/benchmarks.md: a JSON line a figure; what programs say besides goes to
 # standard error. The other files of benchmarks/ are parts of these, or look at a run (run.py).
-BENCHMARKS ?= hash lineage noop prepare readback extract train ui
+BENCHMARKS ?= hash lineage noop prepare readback extract train ui fanout
 
 bench: install
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -29,7 +29,7 @@ def _on(disk: Path, made: Project) -> Project:
 
 def test_what_the_disk_has_no_room_for_is_not_started(made: Project, disk: Path) -> None:
     project = _on(disk, made)
-    fill(disk, 200 * 1024)
+    fill(disk, 300 * 1024)
     answer = project.submit()
     assert answer.code == 1
     (error,) = [s["error"] for s in answer.json["stages"] if s["name"] == "states"]

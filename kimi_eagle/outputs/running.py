@@ -62,6 +62,18 @@ class ForecastDocument(TypedDict):
 
 
 @closed
+class ExpectedDocument(TypedDict):
+    """What a stage would take."""
+
+    tokens: Count
+    """That it passes through the engine, or through the trainer over all epochs."""
+    tokens_per_second: float
+    seconds: float
+    basis: str
+    """What the rate was taken from."""
+
+
+@closed
 class PlannedStage(TypedDict):
     """A stage that is planned."""
 
@@ -73,6 +85,7 @@ class PlannedStage(TypedDict):
     outputs: dict[str, Digest]
     """Of the execution that is reused."""
     forecast: NotRequired[ForecastDocument]
+    expected: NotRequired[ExpectedDocument]
 
 
 @closed
