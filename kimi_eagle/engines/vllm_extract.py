@@ -19,6 +19,12 @@ from kimi_eagle.job import StageFailed
 QUEUE_TOKENS = 262_144
 _LOOK_SECONDS = 0.1
 
+# Tokens of a block of the verifier's cache on a GPU. vLLM makes the blocks of hidden states as many
+# bytes as these, and states are wider than keys and values: with the 16 tokens that it has of its
+# own, a row of 1,000 tokens of SmolLM2 is 500 blocks, and allocating them takes as long as running
+# the row. A CPU's blocks are larger anyway, and their size is the CPU backend's to choose.
+CACHE_BLOCK_TOKENS = 256
+
 
 def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     gathering = gather(job, Path(job["shards"]))
@@ -34,6 +40,7 @@ def start(job: Mapping[str, Any]) -> Any:
 
     return LLM(
         **common_options(job),
+        **({} if job["cpu"] else {"block_size": CACHE_BLOCK_TOKENS}),
         speculative_config={
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
@@ -76,6 +83,7 @@ def feed(llm: Any, gathering: Gathering, most: int) -> None:
                 # The engine's own choice at every position of the first rows, to prove by.
                 prompt_logprobs=1 if sent < gathering.probing else None,
                 extra_args={"kv_transfer_params": gathering.asks(sent)},
+                skip_clone=True,  # it is this request's alone
             )
             engine.add_request(str(sent), {"prompt_token_ids": todo.ids(sent).tolist()}, sampling)
             outstanding += todo.tokens(sent)
