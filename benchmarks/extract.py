@@ -1,14 +1,15 @@
 """Tokens a second of extraction, beside plain prefill of the same prompts in the same engine.
 
     python benchmarks/extract.py [--model FOLDER] [--prompts 2000] [--length 1000] [--repeat 5]
-                                 [--example] [--record]
+                                 [--example] [--speculators] [--record]
 
 Three engines with the same settings, each in a process of its own, take turns on the same random
 prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extract` stage runs it
 (until every row is checked, digested and in a closed shard, and proven; not until the shards have
 left the page cache), and with `--example` vLLM's own ExampleHiddenStatesConnector, a file a
-request, until every file is there. On a CPU all are bound to the same cores; the example connector
-does not run there.
+request, until every file is there. `--speculators` adds that connector behind vLLM's server and
+asked by speculators' own `generate-offline-data`, as its own log times it. On a CPU all are bound
+to the same cores; the example connector does not run there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Figures, parser
+from serving import answers, free_port
 
 from kimi_eagle.engines.extraction import extraction_job
 from kimi_eagle.engines.launch import environment, has_gpu
@@ -35,6 +38,11 @@ from kimi_eagle.stages.extract.spec import ExtractParams
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.verifiers.folder import open_folder
 
+# The sides that one may ask for, and the names of their figures.
+OTHERS = {
+    "example": "example_connector_tokens",
+    "speculators": "speculators_offline_tokens",
+}
 DEMO = Path(__file__).resolve().parent.parent / "kimi_eagle" / "demo" / "verifier"
 
 
@@ -47,6 +55,9 @@ def main() -> None:
     options.add_argument("--compiled", action="store_true", help="without enforce_eager")
     options.add_argument("--repeat", type=int, default=5, metavar="N")
     options.add_argument("--example", action="store_true", help="vLLM's example connector too")
+    options.add_argument(
+        "--speculators", action="store_true", help="and through speculators' generate-offline-data"
+    )
     options.add_argument("--side", help=argparse.SUPPRESS)
     options.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -58,7 +69,7 @@ def main() -> None:
 
 
 def _compare(given: argparse.Namespace, folder: Path) -> None:
-    sides = ["plain", "ours", *(["example"] if given.example else [])]
+    sides = ["plain", "ours", *(side for side in OTHERS if getattr(given, side))]
     job = _job(given, folder, min(0.9 / len(sides), 0.3))
     (folder / "job.json").write_text(json.dumps(job), "utf-8")
     running = {side: Side(side, folder) for side in sides}
@@ -92,9 +103,10 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     figures.emit("extract_tokens", ours, "tokens/s", plain, **more)
     figures.emit("extract_vs_prefill", statistics.median(pairs), "ratio", **more)
     figures.emit("extract_after_the_engine", statistics.median(tails), "s", **more)
-    if given.example:
-        theirs = statistics.median(rates["example"])
-        figures.emit("example_connector_tokens", theirs, "tokens/s", plain, **more)
+    for side in OTHERS:
+        if side in rates:
+            theirs = statistics.median(rates[side])
+            figures.emit(OTHERS[side], theirs, "tokens/s", plain, **more)
 
 
 def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any]:
@@ -169,11 +181,13 @@ class Side:
 
 
 def _side(side: str, job: Mapping[str, Any]) -> None:
-    turns = {"plain": Plain, "ours": Ours, "example": Example}
+    turns = {"plain": Plain, "ours": Ours, "example": Example, "speculators": Speculators}
     runs = turns[side](job)
     print("answer ready", flush=True)
     for turn, _ in enumerate(sys.stdin):
         print("answer", *runs.turn(turn), flush=True)
+    if isinstance(runs, Speculators):
+        runs.end()
     os._exit(0)  # an engine takes its time to end, and nothing of it is wanted
 
 
@@ -222,24 +236,27 @@ class Ours:
         return [ended - started, ended - fed]
 
 
+def _example_options(job: Mapping[str, Any]) -> dict[str, Any]:
+    layers = {"eagle_aux_hidden_state_layer_ids": job["contract"]["layers"]}
+    return {
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": layers},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "ExampleHiddenStatesConnector",
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": job["files"]},
+        },
+    }
+
+
 class Example(Plain):
     def __init__(self, job: Mapping[str, Any]):
         if not has_gpu():
             raise SystemExit("vLLM's example connector needs a GPU")
-        layers = {"eagle_aux_hidden_state_layer_ids": job["contract"]["layers"]}
-        super().__init__(
-            job,
-            speculative_config={
-                "method": "extract_hidden_states",
-                "num_speculative_tokens": 1,
-                "draft_model_config": {"hf_config": layers},
-            },
-            kv_transfer_config={
-                "kv_connector": "ExampleHiddenStatesConnector",
-                "kv_role": "kv_producer",
-                "kv_connector_extra_config": {"shared_storage_path": job["files"]},
-            },
-        )
+        super().__init__(job, **_example_options(job))
 
     def turn(self, number: int) -> list[float]:
         from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
@@ -254,6 +271,75 @@ class Example(Plain):
         seconds = time.perf_counter() - started
         shutil.rmtree(self.job["files"])
         return [seconds]
+
+
+class Speculators:
+    """vLLM's server with the example connector, and speculators' client, a process a turn."""
+
+    # Requests at a time: with the 32 of its own the server waits for the client.
+    CONCURRENCY = 256
+
+    def __init__(self, job: Mapping[str, Any]):
+        from datasets import Dataset
+
+        from kimi_eagle.engines.vllm_options import common_options
+
+        if not has_gpu():
+            raise SystemExit("vLLM's example connector needs a GPU")
+        self.folder = Path(job["files"]).parent / "speculators"
+        job = {**job, "files": str(self.folder / "files")}
+        todo = Todo(job["rows"])
+        ids = [todo.ids(row).tolist() for row in range(len(todo))]
+        rows = Dataset.from_dict({"input_ids": ids, "loss_mask": ids}).with_format("torch")
+        rows.save_to_disk(str(self.folder / "rows"))
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        options = {**common_options(job), **_example_options(job)}
+        command += [options.pop("model"), "--port", str(port), "--host", "127.0.0.1"]
+        command += ["--disable-uvicorn-access-log", *_flags(options)]
+        self.log = (self.folder / "log").open("w+")
+        self.server = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        while not answers(self.url):
+            if self.server.poll() is not None:
+                self.log.seek(0)
+                raise SystemExit(f"vLLM did not start:\n{self.log.read()[-4000:]}")
+            time.sleep(0.5)
+
+    def turn(self, number: int) -> list[float]:
+        out = self.folder / f"turn-{number}"
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "speculators", "generate-offline-data", "--fail-on-error"),
+                *("--endpoint", f"{self.url}/v1", "--concurrency", str(self.CONCURRENCY)),
+                *("--preprocessed-data", str(self.folder / "rows"), "--output", str(out)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        timed = re.search(r"Timing: ([0-9.]+)s elapsed", done.stdout)
+        if done.returncode or timed is None:
+            raise SystemExit(f"generate-offline-data failed:\n{done.stdout[-4000:]}")
+        shutil.rmtree(out)
+        return [float(timed[1])]
+
+    def end(self) -> None:
+        self.server.terminate()
+        self.server.wait()
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Options of `vllm.LLM` as its command line takes them."""
+    flags = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            said = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags += [f"--{flag}", said]
+    return flags
 
 
 if __name__ == "__main__":

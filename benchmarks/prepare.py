@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Figures, Usage, measure, parser
+from serving import answers, free_port
 
 import kimi_eagle
 from kimi_eagle.job import RESULT, Given, Job
@@ -51,7 +50,11 @@ CONFIG = {
 def main() -> None:
     options = parser("Prepare rows, beside speculators' prepare-data.")
     options.add_argument("--verifier", type=Path, default=DEMO / "verifier")
-    options.add_argument("--source", type=Path, help="JSON lines of `conversations` or `messages`")
+    options.add_argument(
+        "--source",
+        type=Path,
+        help="JSON lines of `messages` or `conversations`, OpenAI's or ShareGPT's",
+    )
     options.add_argument("--conversations", type=int, default=2000)
     options.add_argument("--max-length", type=int, default=2048)
     options.add_argument("--workers", type=int, default=2)
@@ -102,17 +105,30 @@ def _source(given: Any, target: Path, times: int) -> Path:
     """`times` as many conversations; copies differ in what their first question begins with."""
     source = given.source or DEMO / "chats.jsonl"
     lines = source.read_text("utf-8").splitlines()
-    found = [json.loads(line) for line in islice(lines, given.conversations)]
+    found = [_record(json.loads(line)) for line in islice(lines, given.conversations)]
+    found = [record for record in found if any(t["role"] == "user" for t in record["turns"])]
     with target.open("w", encoding="utf-8") as file:
         for number in range(given.conversations * times):
             record = found[number % len(found)]
-            turns = record.get("messages") or record["conversations"]
+            turns = record["turns"]
             first = next(i for i, turn in enumerate(turns) if turn["role"] == "user")
             again = f"({number // len(found)}) " if number >= len(found) else ""
             asked = {**turns[first], "content": again + turns[first]["content"]}
             turns = [*turns[:first], asked, *turns[first + 1 :]]
             file.write(json.dumps({"conversations": turns, "tools": record.get("tools")}) + "\n")
     return target
+
+
+def _record(record: dict[str, Any]) -> dict[str, Any]:
+    """A conversation as both sides read it, with the field's roles for ShareGPT's."""
+    roles = {"human": "user", "gpt": "assistant"}
+    turns = [
+        turn
+        if "role" in turn
+        else {"role": roles.get(turn["from"], turn["from"]), "content": turn["value"]}
+        for turn in record.get("messages") or record["conversations"]
+    ]
+    return {"turns": turns, "tools": record.get("tools")}
 
 
 def _prepare(model: Path, source: Path, folder: Path, given: Any) -> tuple[Usage, dict[str, Any]]:
@@ -155,9 +171,7 @@ def _speculators(
 @contextmanager
 def _server(model: Path) -> Iterator[tuple[str, int]]:
     """vLLM's rendering server, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model)]
     command += ["--port", str(port), "--host", "127.0.0.1", "--disable-uvicorn-access-log"]
     with tempfile.TemporaryFile() as log:
@@ -165,24 +179,16 @@ def _server(model: Path) -> Iterator[tuple[str, int]]:
         try:
             url = f"http://127.0.0.1:{port}"
             for _ in range(600):
-                if process.poll() is not None or _answers(url):
+                if process.poll() is not None or answers(url):
                     break
                 time.sleep(0.5)
-            if process.poll() is not None or not _answers(url):
+            if process.poll() is not None or not answers(url):
                 log.seek(0)
                 raise SystemExit(f"vLLM did not start:\n{log.read().decode()[-4000:]}")
             yield url, process.pid
         finally:
             process.terminate()
             process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _cpu_seconds(process: int) -> float:
