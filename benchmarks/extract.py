@@ -72,12 +72,15 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     sides = ["plain", "ours", *(side for side in OTHERS if getattr(given, side))]
     job = _job(given, folder, min(0.9 / len(sides), 0.3))
     (folder / "job.json").write_text(json.dumps(job), "utf-8")
-    running = {side: Side(side, folder) for side in sides}
+    running = {}
+    for side in sides:
+        # One after the other: vLLM takes what others allocate meanwhile for its own, and would give
+        # its cache less.
+        running[side] = Side(side, folder)
+        running[side].wait()
     tokens = given.prompts * given.length
     rates: dict[str, list[float]] = {side: [] for side in sides}
     tails: list[float] = []
-    for side in running.values():
-        side.wait()
     for turn in range(given.repeat + 1):
         for name in sides if turn % 2 else reversed(sides):
             seconds, *after = running[name].take_turn()

@@ -140,14 +140,26 @@ def test_extracted_as_fp8_rows_have_keys_of_their_own_and_what_they_lose_is_told
     assert extracted.submit().dispositions["states"] == "reused"
 
 
+DRAFT = """\
+  draft: {kind: train, head: head, states: states, vocab: vocab, epochs: 1, ttt_steps: 1,
+    batch_tokens: 512}
+"""
+
+
 @pytest.mark.slow
-def test_vllms_rows_are_stored_as_fp8_on_their_way(tmp_path: Path) -> None:
-    project = new_project(
-        tmp_path / "project", WITH_FP8.replace("{kind: transformers}", "{kind: vllm}")
-    )
+def test_vllms_rows_are_stored_as_fp8_on_their_way_and_trained_on(tmp_path: Path) -> None:
+    manifest = WITH_FP8.replace("{kind: transformers}", "{kind: vllm}") + DRAFT
+    project = new_project(tmp_path / "project", manifest)
     answer = project.submit()
     assert answer.code == 0, answer.err
-    metrics = answer.json["stages"][-1]["metrics"]
-    assert metrics["agreement"] >= 0.97
-    assert all(0.005 < error < 0.05 for error in metrics["fp8_error"])
+    metrics = {stage["name"]: stage["metrics"] for stage in answer.json["stages"]}
+    assert metrics["states"]["agreement"] >= 0.97
+    assert all(0.005 < error < 0.05 for error in metrics["states"]["fp8_error"])
     assert len(project.states_of(answer)) == 10
+    project.write(manifest.replace("dtype: fp8, ", ""))
+    plain = project.submit()
+    assert plain.code == 0, plain.err
+    (draft,) = (stage for stage in plain.json["stages"] if stage["name"] == "draft")
+    losses = [found["val_loss"] for found in (metrics["draft"], draft["metrics"])]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle.engines.cache_blocks import block_tokens
 from kimi_eagle.engines.launch import has_gpu
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.states.contract import LayerContract
@@ -38,6 +39,12 @@ def extraction_job(
         "max_model_len": max(todo.tokens(row) for row in range(len(todo))) + 2,
         "multimodal": verifier.facts.model_type == "kimi_k25",
         "cpu": not has_gpu(),
+        # What a CPU backend can do with blocks is its own to know.
+        "block_tokens": block_tokens(
+            verifier.facts, contract.engine_bytes_per_token, params.engine.tensor_parallel
+        )
+        if has_gpu()
+        else None,
         "engine": params.engine.model_dump(mode="json"),
         "head": {
             plain: [str(path), name] for plain, (path, name) in verifier.head_tensors().items()

@@ -19,12 +19,6 @@ from kimi_eagle.job import StageFailed
 QUEUE_TOKENS = 262_144
 _LOOK_SECONDS = 0.1
 
-# Tokens of a block of the verifier's cache on a GPU. vLLM makes the blocks of hidden states as many
-# bytes as these, and states are wider than keys and values: with the 16 tokens that it has of its
-# own, a row of 1,000 tokens of SmolLM2 is 500 blocks, and allocating them takes as long as running
-# the row. A CPU's blocks are larger anyway, and their size is the CPU backend's to choose.
-CACHE_BLOCK_TOKENS = 256
-
 
 def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     gathering = gather(job, Path(job["shards"]))
@@ -40,7 +34,7 @@ def start(job: Mapping[str, Any]) -> Any:
 
     return LLM(
         **common_options(job),
-        **({} if job["cpu"] else {"block_size": CACHE_BLOCK_TOKENS}),
+        **({} if job["block_tokens"] is None else {"block_size": job["block_tokens"]}),
         speculative_config={
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
