@@ -12,6 +12,7 @@ from kimi_eagle.manifest.described import describe, subclasses
 from kimi_eagle.manifest.execution import Execution, Local
 from kimi_eagle.manifest.log_options import LogOptions
 from kimi_eagle.manifest.matrix_schema import add_matrix
+from kimi_eagle.manifest.planning import Planning, unknown_stages
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
 from kimi_eagle.sizes import parse_size
 from kimi_eagle.stages.catalog import KINDS, AnyStage
@@ -76,10 +77,11 @@ class Manifest(Model):
     executor: Execution = Local()
     """Where stages run. Nothing of it is part of any key."""
     logging: LogOptions = LogOptions()
+    plan: Planning = Planning()
 
     @model_validator(mode="after")
     def _references_hold(self) -> Manifest:
-        problems = reference_problems(self)
+        problems = [*reference_problems(self), *unknown_stages(self.plan, self.stages)]
         if problems:
             raise FieldProblems(problems)
         return self
