@@ -179,18 +179,22 @@ def resume(root: Path, run_id: str, reporter: Reporter) -> RunOutcome:
         runner.close()
 
 
-def push(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+def push(
+    root: Path, prefix: str, url: str, tell: Callable[[str], None], *, with_states: bool = False
+) -> Exchanged:
     """Raises: RegistryError, UnknownDigest, AmbiguousDigest, LookupError, RemoteError."""
     with _asked(root) as registry:
         digest, _ = Search(registry).find(prefix, what="artifact")
     with _exchange(root, url, tell) as exchange:
-        return exchange.push(digest)
+        return exchange.push(digest, with_states=with_states)
 
 
-def pull(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+def pull(
+    root: Path, prefix: str, url: str, tell: Callable[[str], None], *, with_states: bool = False
+) -> Exchanged:
     """Raises: RegistryError, LookupError, RemoteError."""
     with _exchange(root, url, tell) as exchange:
-        return exchange.pull(exchange.find(prefix))
+        return exchange.pull(exchange.find(prefix), with_states=with_states)
 
 
 @contextmanager

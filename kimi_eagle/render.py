@@ -192,6 +192,8 @@ def exchanged(moved: Exchanged, url: str, *, as_json: bool) -> None:
         emit_json({**asdict(moved), "url": url})
         return
     how = f"{human_size(moved.bytes)} moved" if moved.moved else "there already"
+    if moved.shards:
+        how += f", {moved.shards} shards of hidden states ({human_size(moved.shard_bytes)})"
     print(f"{moved.kind} {moved.digest}: {how}, and {moved.executions} stages of its lineage")
 
 

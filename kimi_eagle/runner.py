@@ -68,6 +68,7 @@ class Runner:
         self._executor: Executor = LocalExecutor()
         self._attempts: Attempts | None = None
         self._elsewhere: Exchange | None = None
+        self._fetches_states = False
         if self.registry.journal_mode != "WAL":
             reporter.note(
                 f"{self.root} is on a network file system: the registry does without a "
@@ -171,6 +172,7 @@ class Runner:
                 executor=self._executor,
             )
             self._elsewhere = self._exchange(loaded.manifest.store.remote)
+            self._fetches_states = loaded.manifest.store.fetch_states
             yield
         finally:
             self._executor.close()
@@ -179,9 +181,14 @@ class Runner:
         """With a store elsewhere. Raises: RemoteError: nothing here can speak to it."""
         if url is None:
             return None
-        remote = RemoteStore(url)
         return Exchange(
-            self.root, self.registry, self.objects, self.digests, remote, lambda _: None
+            self.root,
+            self.registry,
+            self.objects,
+            self.digests,
+            RemoteStore(url),
+            lambda _: None,
+            self._reporter.note,
         )
 
     def _coordinate(
@@ -325,7 +332,9 @@ class Runner:
     def _fetched(self, stage: StagePlan) -> bool:
         """Whether a stage was made by somebody else, and taken in from where they put it."""
         try:
-            found = self._elsewhere is not None and self._elsewhere.fetch_made(str(stage.key))
+            found = self._elsewhere is not None and self._elsewhere.fetch_made(
+                str(stage.key), states=self._fetches_states
+            )
         except RemoteError as error:
             self._reporter.note(f"{stage.name}: made here, since {error}")
             return False

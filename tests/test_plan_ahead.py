@@ -1,4 +1,4 @@
-"""`plan` before anything is there but a verifier's config.json: estimates, and what is not known."""
+"""`plan` where there is nothing but a verifier's config.json: estimates, and what is not known."""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ class Store(Model):
     remote: Annotated[str, Field(min_length=1)] | None = None
     """A store elsewhere, `s3://bucket/folder`, that is looked into before a stage is made: what
     was pushed there by somebody is taken from there."""
+    fetch_states: bool = False
+    """Whether hidden states are taken from there too: they take terabytes."""
 
     @field_validator("quota")
     @classmethod
