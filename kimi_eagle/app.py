@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kimi_eagle.coordinator import LOST, RUNNING, as_it_is, ended_with
-from kimi_eagle.forecast import Forecast
 from kimi_eagle.manifest.load import LoadedManifest, load
 from kimi_eagle.outcome import Reporter, RunOutcome
-from kimi_eagle.pace import Expected, expected
 from kimi_eagle.pins import open_verifier
-from kimi_eagle.plan import DEPENDS, REUSE, RUN, StagePlan
+from kimi_eagle.planned import Guesses, planned
+from kimi_eagle.planned import Planned as Planned
 from kimi_eagle.records import ArtifactRecord, Edge, ExecutionRecord, Node, RunRecord
 from kimi_eagle.registry import search as what
 from kimi_eagle.registry.schema import RegistryError
@@ -32,56 +31,6 @@ if TYPE_CHECKING:
 class Validation:
     loaded: LoadedManifest
     verifier_checked: bool
-
-
-@dataclass(frozen=True)
-class Planned:
-    stages: list[StagePlan]
-    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
-    """Of stages that would write hidden states, by name."""
-    free_bytes: int = 0
-    """On the file system where hidden states are kept."""
-    troubles: Mapping[str, str] = field(default_factory=dict)
-    """Why what they would write does not fit, by name."""
-    upstream: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of each stage, those that it takes from."""
-    expected: Mapping[str, Expected] = field(default_factory=dict)
-    """How long stages would take, of those of which that is known, by name."""
-
-    def counts(self) -> dict[str, int]:
-        return {
-            action: sum(stage.action == action for stage in self.stages)
-            for action in (REUSE, RUN, DEPENDS)
-        }
-
-    def document(self) -> dict[str, Any]:
-        """As `plan --json` prints it."""
-        return {
-            "stages": [
-                {
-                    "name": stage.name,
-                    "kind": stage.kind,
-                    "action": stage.action,
-                    "key": stage.key,
-                    "reasons": stage.reasons,
-                    "outputs": dict(stage.made.outputs) if stage.made else {},
-                    **self._forecast(stage.name),
-                    **self._expected(stage.name),
-                }
-                for stage in self.stages
-            ]
-        }
-
-    def _expected(self, stage: str) -> dict[str, Any]:
-        found = self.expected.get(stage)
-        return {"expected": found.document()} if found is not None else {}
-
-    def _forecast(self, stage: str) -> dict[str, Any]:
-        forecast = self.forecasts.get(stage)
-        if forecast is None:
-            return {}
-        fits = {"free_bytes": self.free_bytes, "trouble": self.troubles.get(stage)}
-        return {"forecast": {**forecast.document(), **fits}}
 
 
 @dataclass(frozen=True)
@@ -152,35 +101,20 @@ def plan(
     path: Path,
     overrides: Sequence[str],
     reporter: Reporter,
-    rates: Mapping[str, float] | None = None,
+    guesses: Guesses | None = None,
 ) -> Planned:
-    """Args: `rates`: tokens a second, of one worker, by stage, where they are known.
+    """What is not on this machine of data, weights and tokenizer is listed, and hinders nothing.
 
-    Raises: ManifestError, RegistryError; LookupError: a rate of no stage.
+    Args: `guesses`: figures that count for more than those of the manifest's `plan`.
+
+    Raises: ManifestError, RegistryError; LookupError: a figure of no stage.
     """
     loaded = load(path, overrides)
-    for name in rates or {}:
-        if name not in loaded.manifest.stages:
-            named = ", ".join(loaded.manifest.stages)
-            raise LookupError(f"--rate {name}: there is no such stage; there are {named}")
+    guessed = (guesses or Guesses()).over(loaded.manifest)
     open_verifier(loaded)
     runner = Runner(root, reporter)
     try:
-        pins = runner.pin(loaded)
-        stages = runner.plan(loaded, pins)
-        forecasts = runner.forecast(loaded, pins, stages)
-        quota = loaded.manifest.store.quota_bytes
-        troubles = {
-            name: trouble
-            for name, forecast in forecasts.items()
-            if (trouble := runner.forecaster.trouble(forecast, quota)) is not None
-        }
-        upstream = {
-            name: [source for _, source in loaded.manifest.upstream(name)]
-            for name in loaded.manifest.stages
-        }
-        times = expected(loaded, stages, forecasts, runner.registry, rates or {})
-        return Planned(stages, forecasts, runner.forecaster.free(), troubles, upstream, times)
+        return planned(runner, loaded, guessed)
     finally:
         runner.close()
 
@@ -245,18 +179,22 @@ def resume(root: Path, run_id: str, reporter: Reporter) -> RunOutcome:
         runner.close()
 
 
-def push(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+def push(
+    root: Path, prefix: str, url: str, tell: Callable[[str], None], *, with_states: bool = False
+) -> Exchanged:
     """Raises: RegistryError, UnknownDigest, AmbiguousDigest, LookupError, RemoteError."""
     with _asked(root) as registry:
         digest, _ = Search(registry).find(prefix, what="artifact")
     with _exchange(root, url, tell) as exchange:
-        return exchange.push(digest)
+        return exchange.push(digest, with_states=with_states)
 
 
-def pull(root: Path, prefix: str, url: str, tell: Callable[[str], None]) -> Exchanged:
+def pull(
+    root: Path, prefix: str, url: str, tell: Callable[[str], None], *, with_states: bool = False
+) -> Exchanged:
     """Raises: RegistryError, LookupError, RemoteError."""
     with _exchange(root, url, tell) as exchange:
-        return exchange.pull(exchange.find(prefix))
+        return exchange.pull(exchange.find(prefix), with_states=with_states)
 
 
 @contextmanager

@@ -7,6 +7,9 @@
                                     to them by digest
     keys/<2>/<stage key>.json       what a stage made, for who would make it again
 
+Hidden states lie in shards of their own (`shard_exchange`), and go with the states artifact that is
+named, or with a checkpoint when that is asked for: they take terabytes.
+
 What comes in is staged, digested, compared with the record, and published as a stage's output is:
 whole or not at all. Of the artifacts on the way to it the registry then knows everything but the
 bytes, as it does of evicted ones.
@@ -32,12 +35,13 @@ from kimi_eagle.registry.imports import take_in
 from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.remote_store import RemoteError, RemoteStore
+from kimi_eagle.shard_exchange import ShardExchange, ShardsMoved, states_in
+from kimi_eagle.states.layout import ROWS
 from kimi_eagle.terminal import human_size
 
 # Beside the runs; not the staging folder, which a submit clears of what nobody works in.
 _ARRIVING = ".arriving"
-# They lie in shards that artifacts share, and take terabytes.
-_STAYS = ("states",)
+_STATES = "states"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class Exchanged:
     """Whether it had to be: false when it was there already."""
     executions: int
     """Of its lineage, that were new where it went."""
+    shards: int = 0
+    """Of hidden states, that were moved."""
+    shard_bytes: int = 0
 
 
 class Exchange:
@@ -64,7 +71,10 @@ class Exchange:
         digests: Digests,
         remote: RemoteStore,
         tell: Callable[[str], None],
+        announce: Callable[[str], None] | None = None,
     ):
+        """Args: `announce` is told what hidden states are moved, instead of `tell`."""
+        self._shards = ShardExchange(root, registry, digests, remote, announce or tell)
         self._root = root
         self._registry = registry
         self._objects = objects
@@ -72,16 +82,21 @@ class Exchange:
         self._remote = remote
         self._tell = tell
 
-    def push(self, digest: str) -> Exchanged:
-        """Raises: RemoteError, LookupError: it cannot go."""
+    def push(self, digest: str, *, with_states: bool = False) -> Exchanged:
+        """Args: `with_states`: the hidden states that led to it go with it.
+
+        Raises: RemoteError, LookupError: it cannot go."""
         record = self._registry.artifact(digest)
         if record is None or record.state == "external":
             raise LookupError(f"{digest[:12]} is no artifact that a stage made")
-        if record.kind in _STAYS:
-            raise LookupError(
-                f"{record.kind} {digest[:12]} stays: hidden states lie in shards that artifacts "
-                "share; push the checkpoint that was made of them"
-            )
+        sent = ShardsMoved()
+        if record.kind == _STATES:
+            trouble = self._objects.trouble(record)
+            if trouble is not None:
+                raise LookupError(f"{trouble}: there is nothing whole to push")
+            sent = self._shards.push(record, self._objects.path(digest))
+        elif with_states:
+            sent = self._push_states(digest)
         with gate(self._root, shared=True):
             trouble = self._objects.trouble(record)
             if trouble is not None:
@@ -102,7 +117,22 @@ class Exchange:
             made = {role: found for role, found in execution["outputs"].items() if "@" not in role}
             if digest in made.values() and execution["disposition"] == "executed":
                 self._remote.write(f"keys/{key[:2]}/{key}.json", _bytes({"outputs": made}))
-        return Exchanged(digest, record.kind, record.bytes, not there, len(executions))
+        moved = not there or sent.shards > 0
+        return Exchanged(
+            digest, record.kind, record.bytes, moved, len(executions), sent.shards, sent.bytes
+        )
+
+    def _push_states(self, digest: str) -> ShardsMoved:
+        """Store the hidden states that led to an artifact, those that are here."""
+        total = ShardsMoved()
+        for states in states_in(self._lineage(digest)[1]):
+            record = self._registry.artifact(states)
+            if record is None or self._objects.trouble(record) is not None:
+                self._tell(f"states {states[:12]} are not here, and not sent")
+                continue
+            moved = self.push(states)
+            total = ShardsMoved(total.shards + moved.shards, total.bytes + moved.shard_bytes)
+        return total
 
     def find(self, prefix: str) -> str:
         """An artifact of the store elsewhere, by the start of its digest.
@@ -118,17 +148,30 @@ class Exchange:
             raise LookupError(f"{prefix} names {what} in {self._remote.url}")
         return found[0]
 
-    def fetch_made(self, key: str) -> bool:
-        """Take in what a stage with this key made elsewhere; whether there was such."""
+    def fetch_made(self, key: str, *, states: bool = False) -> bool:
+        """Take in what a stage with this key made elsewhere; whether there was such.
+
+        Args: `states`: hidden states too.
+
+        Raises: RemoteError: also where these are there, and not asked for.
+        """
         text = self._remote.read(f"keys/{key[:2]}/{key}.json")
         if text is None:
             return False
-        for digest in _json(text, f"keys/{key}")["outputs"].values():
+        for role, digest in _json(text, f"keys/{key}")["outputs"].items():
+            if role == _STATES and not states:
+                raise RemoteError(
+                    f"its hidden states, which are in {self._remote.url}, are not asked for: set "
+                    "`store.fetch_states` to have such fetched, or `kimi-eagle pull` them"
+                )
             self.pull(digest)
         return True
 
-    def pull(self, digest: str) -> Exchanged:
-        """Raises: RemoteError: also where what came is not what it should be."""
+    def pull(self, digest: str, *, with_states: bool = False) -> Exchanged:
+        """Args: `with_states`: the hidden states that led to it come with it, as far as they are
+            in the store elsewhere.
+
+        Raises: RemoteError: also where what came is not what it should be."""
         name = f"objects/{digest[:2]}/{digest}"
         text = self._remote.read(f"{name}.json")
         if text is None:
@@ -137,6 +180,11 @@ class Exchange:
         files = {path: (entry[0], entry[1]) for path, entry in made["files"].items()}
         record = ArtifactRecord(digest, made["kind"], made["bytes"], files)
         lineage = _json(self._remote.read(f"lineage/{digest[:2]}/{digest}.json"), "lineage")
+        came = ShardsMoved()
+        if record.kind == _STATES:
+            came = self._shards.pull(record, self._remote.read(f"{name}/{ROWS}") or b"")
+        elif with_states:
+            came = self._pull_states(lineage["executions"])
         with Lock(self._root / ".locks" / f"pull-{digest}.lock"):
             known = self._registry.artifact(digest)
             here = known is not None and self._objects.trouble(record) is None
@@ -147,7 +195,21 @@ class Exchange:
                 self._registry.set_state(digest, "present")
                 journal.note(self._root, journal.VERIFIED, [digest])
         self._keep_books(runs, executions, lineage["runs"])
-        return Exchanged(digest, record.kind, record.bytes, not here, len(executions))
+        moved = not here or came.shards > 0
+        return Exchanged(
+            digest, record.kind, record.bytes, moved, len(executions), came.shards, came.bytes
+        )
+
+    def _pull_states(self, executions: Sequence[dict[str, Any]]) -> ShardsMoved:
+        """Fetch the hidden states of a lineage, those that were pushed."""
+        total = ShardsMoved()
+        for states in states_in(executions):
+            if self._remote.read(f"objects/{states[:2]}/{states}.json") is None:
+                self._tell(f"states {states[:12]} are not in {self._remote.url}, and not fetched")
+                continue
+            moved = self.pull(states)
+            total = ShardsMoved(total.shards + moved.shards, total.bytes + moved.shard_bytes)
+        return total
 
     def _arrive(self, record: ArtifactRecord, name: str, production: dict[str, Any]) -> None:
         """Fetch an artifact, and publish it when all of it is as its record says."""

@@ -8,18 +8,20 @@ states: 24,000,000 tokens in 12,034 rows that the store lacks: 1.4 TB to write; 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle.ahead import Given, ahead
 from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.artifacts.tensors import numbers
 from kimi_eagle.identity import row_key
-from kimi_eagle.pins import Pinned
-from kimi_eagle.records import ExecutionRecord
+from kimi_eagle.manifest.load import LoadedManifest
+from kimi_eagle.pins import Pinned, Pins
+from kimi_eagle.plan import REUSE, StagePlan
 from kimi_eagle.registry.ledger import Ledger
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.states.contract import LayerContract, contract_of
@@ -33,10 +35,7 @@ _ROWS_FILE = "rows.safetensors"
 _BYTES_OF_IDS = 4
 _BYTES_OF_ROW = 8 + 180
 
-# English chats as JSON lines; where an earlier `prepare` is on record, its own rate counts.
-_SOURCE_BYTES_OF_TOKEN = 4.0
-_COMPRESSED = (".gz", ".xz")
-_COMPRESSION = 4
+_UNSURE = "all rows: without the verifier's weights nobody can tell which the store has"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Forecast:
     tokens: int
     bytes: int
     rows: int | None = None
-    """Rows that the store lacks; None where nobody knows yet."""
+    """Rows that the store lacks; None where nothing tells."""
     basis: str = ""
     """What an estimate goes by; empty where rows and tokens were counted."""
 
@@ -60,9 +59,10 @@ class Forecast:
         }
 
     def says(self) -> str:
-        if self.rows is None:
-            return f"about {self.tokens:,} tokens, about {human_size(self.bytes)} ({self.basis})"
         size = human_size(self.bytes)
+        if self.basis:
+            rows = f" in about {self.rows:,} rows" if self.rows is not None else ""
+            return f"about {self.tokens:,} tokens{rows}, about {size} ({self.basis})"
         return f"{self.tokens:,} tokens in {self.rows:,} rows that the store lacks: {size}"
 
 
@@ -77,6 +77,36 @@ class Forecaster:
         # A run asks when it begins, and again when the stage does.
         self._keys = lru_cache(maxsize=2)(self._read_keys)
 
+    def all(
+        self,
+        loaded: LoadedManifest,
+        pins: Pins,
+        stages: Sequence[StagePlan],
+        given: Mapping[str, Given] | None = None,
+    ) -> dict[str, Forecast]:
+        """What stages that are not reused would write to the state store, as far as is known.
+
+        Args: `given`: what stages that make rows are expected to make, where somebody says.
+        """
+        found = {}
+        for stage in stages:
+            if not makes_states(stage.kind) or stage.action == REUSE:
+                continue
+            rows = dict(loaded.manifest.upstream(stage.name))["rows"]
+            forecast = self.of(
+                loaded.manifest.stages[stage.name],
+                pins.verifier.facts,
+                stage.inputs["verifier"][0],
+                next(iter(stage.inputs.get("rows", ())), None),
+                {**pins.stages[rows], **pins.stages[stage.name]},
+                loaded.manifest.stages[rows],
+                (given or {}).get(rows),
+                unsure=stage.name in pins.absent,
+            )
+            if forecast is not None:
+                found[stage.name] = forecast
+        return found
+
     def of(
         self,
         params: Any,
@@ -84,6 +114,9 @@ class Forecaster:
         verifier: str,
         rows: str | None,
         sources: Mapping[str, Sequence[Pinned]],
+        made_by: Any = None,
+        given: Given | None = None,
+        unsure: bool = False,
     ) -> Forecast | None:
         """What a stage that makes states would write; None where nothing is known to go by.
 
@@ -92,22 +125,27 @@ class Forecaster:
             verifier: the verifier's digest.
             rows: digest of the rows artifact, where it is known.
             sources: what it and the stage that makes the rows pin, by role.
+            made_by: parameters of the stage that makes the rows.
+            given: what that is expected to make, where somebody says.
+            unsure: `verifier` is not the digest of all of it: no row is found by it.
         """
         contract = contract_of(params, facts)
         if rows is not None:
             path = self._objects.path(rows) / _ROWS_FILE
             try:
-                return self._counted(path, verifier, contract)
+                found = self._counted(path, verifier, contract)
+                return replace(found, basis=_UNSURE) if unsure else found
             except OSError:
                 pass  # evicted, or damaged: then it is made again
         each = contract.bytes_per_token + _BYTES_OF_IDS
         if params.kind == "import_states":
             size = sum(item.record.bytes for item in sources["samples"])
             return Forecast(size // each, size, None, "the size of its samples")
-        tokens, basis = self._estimated(sources)
-        if tokens is None:
+        found_ahead = ahead(sources, made_by, given or Given(), self._registry)
+        if found_ahead is None:
             return None
-        return Forecast(tokens, tokens * each, None, basis)
+        size = found_ahead.tokens * each + (found_ahead.rows or 0) * _BYTES_OF_ROW
+        return Forecast(found_ahead.tokens, size, found_ahead.rows, found_ahead.basis)
 
     def trouble(self, forecast: Forecast, quota: int | None) -> str | None:
         """Why states do not fit, with figures and what to do; None where they do."""
@@ -158,48 +196,7 @@ class Forecaster:
             for start, end in pairwise(offsets)
         }
 
-    def _estimated(self, sources: Mapping[str, Sequence[Pinned]]) -> tuple[int | None, str]:
-        """Tokens of rows that are not made yet, and what that goes by."""
-        records = [
-            item.record for role, items in sources.items() if _is_data(role) for item in items
-        ]
-        if not records:
-            return None, ""
-        size = _unpacked((record.label, record.bytes) for record in records)
-        rate, whose = _SOURCE_BYTES_OF_TOKEN, "at 4 bytes a token"
-        before = self._registry.latest_of("prepare", "")
-        measured = self._rate(before) if before is not None else None
-        if before is not None and measured is not None:
-            rate, whose = measured, f"at {measured:.1f} bytes a token, as in run {before.run_id}"
-        return (
-            round(size / rate),
-            f"an estimate from {human_size(size)} of sources {whose}; the rows are not made yet",
-        )
-
-    def _rate(self, made: ExecutionRecord) -> float | None:
-        """Bytes of its sources for each token that an execution made."""
-        tokens = made.metrics.get("tokens")
-        if not tokens or made.document is None:
-            return None
-        files = [
-            self._registry.artifact(digest)
-            for role, digests in made.document["inputs"].items()
-            if _is_data(role)
-            for digest in digests
-        ]
-        size = _unpacked((file.label, file.bytes) for file in files if file is not None)
-        return size / tokens if size else None
-
 
 def makes_states(kind: str) -> bool:
     """Whether stages of a kind write to the state store."""
     return KINDS[kind].output == "states"
-
-
-def _is_data(role: str) -> bool:
-    return role.split(".")[0] == "sources"
-
-
-def _unpacked(files: Iterable[tuple[str, int]]) -> int:
-    """Bytes of source files, those that are compressed at what they are likely to hold."""
-    return sum(size * (_COMPRESSION if label.endswith(_COMPRESSED) else 1) for label, size in files)

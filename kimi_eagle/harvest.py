@@ -35,8 +35,9 @@ def take_shard(store: StateStore, digests: Digests, staged: Path) -> None:
         os.fsync(file.fileno())
     created_at = now()
     if digest not in dict(store.registry.shards()):
-        origin = {"run": staged.parent.parent.name.split("-")[0], "created_at": created_at}
-        write_json(target.with_suffix(".json"), {**listed, **origin})
+        # What came from elsewhere says which run made it.
+        run = listed.get("run", staged.parent.parent.name.split("-")[0])
+        write_json(target.with_suffix(".json"), {**listed, "run": run, "created_at": created_at})
     staged.rename(target)
     sync_folder(target.parent)
     store.registry.add_shard(

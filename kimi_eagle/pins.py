@@ -10,7 +10,7 @@ from kimi_eagle.artifacts.digests import Digests, Stat, stat_of
 from kimi_eagle.identity import digest_tree
 from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.records import ArtifactRecord
-from kimi_eagle.rows.source_files import NoSource, source_files
+from kimi_eagle.rows.source_files import NoSource, NotThere, source_files
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import SourceFiles, StoredArtifact, VerifierFiles
 from kimi_eagle.stages.extract.spec import ExtractParams
@@ -49,6 +49,8 @@ class Pins:
 
     verifier: VerifierFolder
     stages: Mapping[str, Mapping[str, tuple[Pinned, ...]]]
+    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of each stage what is not on this machine, in words: its key is not known then."""
 
     def digests(self, stage: str) -> dict[str, list[str]]:
         return {
@@ -106,8 +108,13 @@ def open_verifier(loaded: LoadedManifest) -> VerifierFolder:
     return folder
 
 
-def pin(loaded: LoadedManifest, digests: Digests, stored: Stored) -> Pins:
+def pin(
+    loaded: LoadedManifest, digests: Digests, stored: Stored, *, may_lack: bool = False
+) -> Pins:
     """Digest every external input of a manifest.
+
+    Args:
+        may_lack: records, weights and tokenizer need not be here; what is not is listed.
 
     Raises:
         ManifestError: a path that does not exist or cannot be read, or a hash that the store has
@@ -116,12 +123,16 @@ def pin(loaded: LoadedManifest, digests: Digests, stored: Stored) -> Pins:
     folder = open_verifier(loaded)
     parts: dict[str, Pinned] = {}
     stages: dict[str, dict[str, tuple[Pinned, ...]]] = {}
+    absent: dict[str, list[str]] = {}
     for name, stage in loaded.manifest.stages.items():
         roles: dict[str, tuple[Pinned, ...]] = {}
         for role, externals in KINDS[stage.kind].externals(stage).items():
             found: list[Pinned] = []
             for external in externals:
                 if isinstance(external, VerifierFiles):
+                    lacks = _lacks(folder, external.part) if may_lack else None
+                    if lacks is not None:
+                        absent.setdefault(name, []).append(lacks)
                     if external.part not in parts:
                         parts[external.part] = _pin_verifier(loaded, folder, external.part, digests)
                     found.append(parts[external.part])
@@ -129,11 +140,25 @@ def pin(loaded: LoadedManifest, digests: Digests, stored: Stored) -> Pins:
                     found.append(_pin_stored(loaded, ("stages", name, role), external, stored))
                 else:
                     where = ("stages", name, *_path_of(role))
-                    found += _pin_sources(loaded, where, external, digests)
+                    try:
+                        found += _pin_sources(loaded, where, external, digests)
+                    except NotThere as error:
+                        if not may_lack or not external.records:
+                            raise loaded.error(where, str(error), error.help) from None
+                        absent.setdefault(name, []).append(str(error))
             roles[role] = tuple(found)
         stages[name] = roles
     digests.flush()
-    return Pins(folder, stages)
+    return Pins(folder, stages, absent)
+
+
+def _lacks(folder: VerifierFolder, part: str) -> str | None:
+    """Which part of a verifier a folder lacks: without it the digest is not the verifier's."""
+    if part == "whole" and not folder.has_weights:
+        return f"no weights in {folder.path}"
+    if not folder.has_tokenizer:
+        return f"no tokenizer in {folder.path}"
+    return None
 
 
 def _pin_stored(
@@ -166,8 +191,11 @@ def _path_of(role: str) -> tuple[str | int, ...]:
 def _pin_sources(
     loaded: LoadedManifest, where: tuple[str | int, ...], source: SourceFiles, digests: Digests
 ) -> list[Pinned]:
+    """Raises: NotThere; ManifestError."""
     try:
         paths = source_files(loaded.folder / source.path, records=source.records)
+    except NotThere:
+        raise
     except NoSource as error:
         raise loaded.error(where, str(error), error.help) from None
     pinned = []

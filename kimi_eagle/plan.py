@@ -9,7 +9,7 @@ $ kimi-eagle plan manifests/demo.yaml
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,6 +62,7 @@ def plan(
     settled: Mapping[str, ExecutionRecord] | None = None,
     versions: Mapping[str, str] | None = None,
     named: Named | None = None,
+    lacking: Mapping[str, Sequence[str]] | None = None,
 ) -> list[StagePlan]:
     """Decide for every stage, in the order they would run.
 
@@ -70,6 +71,7 @@ def plan(
         settled: stages this run has executed or reused already; they are not looked at again.
         versions: those of the packages now; what was made with others says so.
         named: see `differences`.
+        lacking: of stages whose external inputs are not all here, what is not, in words.
 
     A stage whose outputs are known but gone from the disk runs again only if something that needs
     them runs, or nothing takes from it: a known digest is enough to key its consumers.
@@ -78,7 +80,8 @@ def plan(
     stages: dict[str, StagePlan] = {}
     absent: dict[str, str] = {}
     for name in manifest.order():
-        stage = _keyed(manifest, name, facts, externals[name], stages)
+        absent_here = (lacking or {}).get(name, ())
+        stage = _keyed(manifest, name, facts, externals[name], stages, absent_here)
         stages[name] = stage
         if stage.key is None:
             continue
@@ -106,6 +109,7 @@ def _keyed(
     facts: VerifierFacts,
     externals: Mapping[str, list[str]],
     before: Mapping[str, StagePlan],
+    lacking: Sequence[str],
 ) -> StagePlan:
     params = manifest.stages[name]
     kind = KINDS[params.kind]
@@ -121,6 +125,8 @@ def _keyed(
     stage.inputs = inputs
     if waits:
         stage.reasons = [f"depends on {', '.join(dict.fromkeys(waits))}"]
+    stage.reasons += lacking
+    if stage.reasons:
         return stage
     stage.key, stage.document = stage_key(
         kind.name, kind.code_version, kind.identity(params, facts), inputs

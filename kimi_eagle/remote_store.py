@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +80,27 @@ class RemoteStore:
     def get(self, name: str, path: Path) -> None:
         """Fetch a file; whoever asked compares it. Raises: RemoteError."""
         self._tried(lambda: self._fs.get_file(self._at(name), str(path)), name, "fetched")
+
+    def get_on(self, name: str, path: Path, size: int) -> None:
+        """Fetch a large file part after part, going on behind what `path` has of it already;
+        whoever asked compares it. Raises: RemoteError.
+
+        Args: `size`: of the whole, in bytes.
+        """
+        with path.open("ab") as file:
+            if file.tell() > size:
+                file.truncate(0)
+            at = file.seek(0, 2)
+            while at < size:
+                end = min(at + _CHUNK, size)
+                file.write(self._tried(partial(self._part, name, at, end), name, "fetched"))
+                at = end
+
+    def _part(self, name: str, start: int, end: int) -> bytes:
+        data = bytes(self._fs.cat_file(self._at(name), start=start, end=end))
+        if len(data) != end - start:
+            raise _Altered(f"bytes {start} to {end} came as {len(data)} bytes")
+        return data
 
     def read(self, name: str) -> bytes | None:
         """A small file whole; None when there is none. Raises: RemoteError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,17 +91,36 @@ def planned(found: Planned, *, as_json: bool) -> None:
             for number, stage in enumerate(found.stages, 1)
         ],
     )
-    for name, forecast in found.forecasts.items():
-        print(f"{name}: {found.troubles.get(name) or forecast.says()}", file=sys.stderr)
-    for name, time in found.expected.items():
-        print(f"{name}: {time.says()}", file=sys.stderr)
+    for stage in found.stages:
+        for line in _planned_lines(found, stage.name):
+            print(f"{stage.name}: {line}", file=sys.stderr)
+    if found.lacking:
+        print(f"not on this machine: {'; '.join(found.lacking)}", file=sys.stderr)
+    if found.trouble is not None:
+        print(found.trouble, file=sys.stderr)
     said = [", ".join(f"{count} {action}" for action, count in found.counts().items() if count)]
     if found.forecasts:
-        written = sum(forecast.bytes for forecast in found.forecasts.values())
+        written = found.states_bytes
         about = "about " if any(forecast.basis for forecast in found.forecasts.values()) else ""
         free = human_size(found.free_bytes)
-        said.append(f"Writes {about}{human_size(written)} of hidden states; {free} free")
+        rest = f", and about {human_size(found.bytes - written)} besides" if found.writes else ""
+        said.append(f"Writes {about}{human_size(written)} of hidden states{rest}; {free} free")
     print(f"{'. '.join(said)}. Nothing was started.", file=sys.stderr)
+
+
+def _planned_lines(found: Planned, stage: str) -> Iterator[str]:
+    """What is likely, what is unknown and what does not fit, of one stage."""
+    if stage in found.forecasts:
+        yield found.troubles.get(stage) or found.forecasts[stage].says()
+    if stage in found.writes:
+        besides = "" if stage not in found.forecasts else " besides"
+        yield f"writes about {human_size(found.writes[stage])}{besides} (an estimate)"
+    if stage in found.expected:
+        yield found.expected[stage].says()
+    if stage in found.unknown:
+        yield found.unknown[stage]
+    if stage in found.weights:
+        yield found.weights[stage].trouble or found.weights[stage].says()
 
 
 def _planned_key(found: Planned, stage: StagePlan) -> str:
@@ -173,6 +192,8 @@ def exchanged(moved: Exchanged, url: str, *, as_json: bool) -> None:
         emit_json({**asdict(moved), "url": url})
         return
     how = f"{human_size(moved.bytes)} moved" if moved.moved else "there already"
+    if moved.shards:
+        how += f", {moved.shards} shards of hidden states ({human_size(moved.shard_bytes)})"
     print(f"{moved.kind} {moved.digest}: {how}, and {moved.executions} stages of its lineage")
 
 

@@ -25,7 +25,7 @@ from kimi_eagle.eviction import ALIVE as ALIVE
 from kimi_eagle.exchange import Exchange
 from kimi_eagle.executors.local import LocalExecutor
 from kimi_eagle.executors.protocol import Executor
-from kimi_eagle.forecast import Forecast, Forecaster, makes_states
+from kimi_eagle.forecast import Forecaster, makes_states
 from kimi_eagle.harvest import StateStore, take_left
 from kimi_eagle.history import History
 from kimi_eagle.interrupts import Interrupted, interruptible
@@ -68,6 +68,7 @@ class Runner:
         self._executor: Executor = LocalExecutor()
         self._attempts: Attempts | None = None
         self._elsewhere: Exchange | None = None
+        self._fetches_states = False
         if self.registry.journal_mode != "WAL":
             reporter.note(
                 f"{self.root} is on a network file system: the registry does without a "
@@ -78,9 +79,9 @@ class Runner:
         self.digests.flush()
         self.registry.close()
 
-    def pin(self, loaded: LoadedManifest) -> Pins:
+    def pin(self, loaded: LoadedManifest, *, may_lack: bool = False) -> Pins:
         """See `pins.pin`. Raises: ManifestError."""
-        return pin(loaded, self.digests, self._stored)
+        return pin(loaded, self.digests, self._stored, may_lack=may_lack)
 
     def _stored(self, prefix: str) -> list[tuple[ArtifactRecord, Path, str | None]]:
         return [
@@ -104,28 +105,8 @@ class Runner:
             settled,
             versions_of(environment()),
             partial(self.named, pins),
+            pins.absent,
         )
-
-    def forecast(
-        self, loaded: LoadedManifest, pins: Pins, stages: Sequence[StagePlan]
-    ) -> dict[str, Forecast]:
-        """What stages that are not reused would write to the state store, as far as is known."""
-        found = {}
-        for stage in stages:
-            if not makes_states(stage.kind) or stage.action == REUSE:
-                continue
-            params = loaded.manifest.stages[stage.name]
-            rows = dict(loaded.manifest.upstream(stage.name))["rows"]
-            forecast = self.forecaster.of(
-                params,
-                pins.verifier.facts,
-                stage.inputs["verifier"][0],
-                next(iter(stage.inputs.get("rows", ())), None),
-                {**pins.stages[rows], **pins.stages[stage.name]},
-            )
-            if forecast is not None:
-                found[stage.name] = forecast
-        return found
 
     def named(self, pins: Pins, digest: str) -> ArtifactRecord | None:
         """What is known of an artifact: from outside, as it is now, or as it once was."""
@@ -191,6 +172,7 @@ class Runner:
                 executor=self._executor,
             )
             self._elsewhere = self._exchange(loaded.manifest.store.remote)
+            self._fetches_states = loaded.manifest.store.fetch_states
             yield
         finally:
             self._executor.close()
@@ -199,9 +181,14 @@ class Runner:
         """With a store elsewhere. Raises: RemoteError: nothing here can speak to it."""
         if url is None:
             return None
-        remote = RemoteStore(url)
         return Exchange(
-            self.root, self.registry, self.objects, self.digests, remote, lambda _: None
+            self.root,
+            self.registry,
+            self.objects,
+            self.digests,
+            RemoteStore(url),
+            lambda _: None,
+            self._reporter.note,
         )
 
     def _coordinate(
@@ -345,7 +332,9 @@ class Runner:
     def _fetched(self, stage: StagePlan) -> bool:
         """Whether a stage was made by somebody else, and taken in from where they put it."""
         try:
-            found = self._elsewhere is not None and self._elsewhere.fetch_made(str(stage.key))
+            found = self._elsewhere is not None and self._elsewhere.fetch_made(
+                str(stage.key), states=self._fetches_states
+            )
         except RemoteError as error:
             self._reporter.note(f"{stage.name}: made here, since {error}")
             return False
@@ -373,7 +362,7 @@ class Runner:
     ) -> tuple[StagePlan, str] | None:
         """The first stage whose hidden states do not fit where they are kept, and why: it fails
         before hours go into the stages before it. An estimate refuses nothing."""
-        for name, forecast in self.forecast(loaded, pins, waiting).items():
+        for name, forecast in self.forecaster.all(loaded, pins, waiting).items():
             given = {source for _, source in loaded.manifest.upstream(name)}
             if forecast.basis or not given <= settled.keys():
                 continue

@@ -3,7 +3,9 @@ what they carry."""
 
 from __future__ import annotations
 
+import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,7 +16,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from conftest import Answer, Project, new_project, wait_for
+from conftest import WITH_STATES, Answer, Project, new_project, wait_for
+
+from kimi_eagle.registry.ledger import Ledger
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
@@ -278,3 +282,161 @@ def test_an_address_with_a_password_is_refused(elsewhere: Project) -> None:
     )
     assert answer.code == 2
     assert "would be kept with every run" in answer.err
+
+
+# Hidden states
+
+
+def shards_of(project: Project) -> set[str]:
+    return {path.stem for path in (project.root / "states").glob("*/*.safetensors")}
+
+
+def test_hidden_states_go_with_their_artifact_and_nothing_is_extracted_again(
+    wire: Wire, first_extraction: tuple[Project, Answer], elsewhere: Project
+) -> None:
+    project, answer = first_extraction
+    states, shards = digest_of(answer, "states"), shards_of(project)
+    assert len(shards) > 2
+    pushed = project.cli("push", states, BUCKET, "--json")
+    assert pushed.code == 0, pushed.err
+    size = sum(path.stat().st_size for path in (project.root / "states").glob("*/*.safetensors"))
+    assert (pushed.json["shards"], pushed.json["shard_bytes"]) == (len(shards), size)
+    first_line = pushed.err.splitlines()[0]
+    assert f"{len(shards)} shards of hidden states" in first_line, "before anything goes"
+    again = project.cli("push", states, BUCKET, "--json")
+    assert (again.json["moved"], again.json["shards"]) == (False, 0)
+    assert f"{len(shards)} are there already" in again.err
+    # A submit takes none of it unless its manifest says so.
+    elsewhere.write(WITH_STATES)
+    remote = ("--set", f"store.remote={BUCKET}")
+    assert elsewhere.cli("pull", digest_of(answer, "rows"), BUCKET).code == 2, "never pushed"
+    found = elsewhere.submit(*remote, "--set", "store.fetch_states=true")
+    assert found.code == 0, found.err
+    assert found.dispositions["states"] == "reused"
+    assert f"{len(shards)} shards of hidden states" in found.err
+    assert found.outputs == answer.outputs
+    assert shards_of(elsewhere) == shards
+    assert elsewhere.cli("verify", "--all").code == 0
+    assert elsewhere.cli("registry", "check").code == 0
+    # Every row is in the index: another stage with the same rows extracts none.
+    other = elsewhere.submit("--set", "stages.states.max_bad_rows=1")
+    (metrics,) = [s["metrics"] for s in other.json["stages"] if s["name"] == "states"]
+    assert other.dispositions["states"] == "executed"
+    assert metrics["rows_extracted"] == 0
+    rebuilt = elsewhere.cli("registry", "rebuild")
+    assert rebuilt.code == 0, rebuilt.err
+    assert elsewhere.submit().dispositions["states"] == "reused"
+
+
+def test_a_store_elsewhere_sends_no_hidden_states_by_itself(
+    wire: Wire, first_extraction: tuple[Project, Answer], elsewhere: Project
+) -> None:
+    project, answer = first_extraction
+    assert project.cli("push", digest_of(answer, "states"), BUCKET).code == 0
+    elsewhere.write(WITH_STATES)
+    found = elsewhere.submit("--set", f"store.remote={BUCKET}")
+    assert found.dispositions["states"] == "executed"
+    assert "states: made here, since its hidden states" in found.err
+    assert "store.fetch_states" in found.err
+
+
+def test_shards_go_on_where_a_connection_broke_off(
+    wire: Wire, first_extraction: tuple[Project, Answer], elsewhere: Project
+) -> None:
+    project, answer = first_extraction
+    states, shards = digest_of(answer, "states"), shards_of(project)
+    wire.drops = 1  # while what was sent is read back
+    assert project.cli("push", states, BUCKET).code == 0
+    # Fetched half: one shard is whole, one was cut off in the middle, and the machine went away.
+    whole, half, *_ = sorted(shards)
+    (arriving := elsewhere.root / ".arriving" / "states").mkdir(parents=True)
+    for shard, share in ((whole, 1.0), (half, 0.5)):
+        data = (project.root / "states" / shard[:2] / f"{shard}.safetensors").read_bytes()
+        (arriving / f"{shard}.safetensors").write_bytes(data[: int(len(data) * share)])
+    wire.drops = 2
+    pulled = elsewhere.cli("pull", states, BUCKET, "--json")
+    assert pulled.code == 0, pulled.err
+    assert wire.dropped == 3
+    assert shards_of(elsewhere) == shards
+    assert elsewhere.cli("verify", "--all").code == 0
+    assert not list(arriving.iterdir())
+
+
+def test_a_shard_that_is_changed_on_the_way_is_sent_again_or_refused(
+    wire: Wire, first_extraction: tuple[Project, Answer], elsewhere: Project
+) -> None:
+    project, answer = first_extraction
+    states = digest_of(answer, "states")
+    wire.flip, wire.always = b'"hidden_states"', True
+    refused = project.cli("push", states, BUCKET)
+    assert refused.code == 2
+    assert ".safetensors could not be stored, in 3 tries" in refused.err
+    assert "names nothing" in elsewhere.cli("pull", states, BUCKET).err
+    wire.flip, wire.always = b'"hidden_states"', False
+    flipped = wire.flipped
+    assert project.cli("push", states, BUCKET).code == 0
+    assert wire.flipped == flipped + 1
+    # What was damaged where it lies is refused, and so is a listing that says something else.
+    shard = sorted(shards_of(project))[0]
+    store = fsspec.filesystem("s3", skip_instance_cache=True)
+    name = f"team/eagle/states/{shard[:2]}/{shard}"
+    good = store.cat_file(f"{name}.safetensors")
+    store.pipe_file(f"{name}.safetensors", good[:-1] + bytes([good[-1] ^ 1]))
+    pulled = elsewhere.cli("pull", states, BUCKET)
+    assert pulled.code == 2
+    assert f"{shard}.safetensors is damaged: expected {shard[:12]}" in pulled.err
+    store.pipe_file(f"{name}.safetensors", good)
+    listed = json.loads(store.cat_file(f"{name}.json"))
+    listed["rows"][0][1] += 1
+    store.pipe_file(f"{name}.json", json.dumps(listed).encode("ascii"))
+    pulled = elsewhere.cli("pull", states, BUCKET)
+    assert pulled.code == 2
+    assert "is not where it says" in pulled.err
+    assert shard not in shards_of(elsewhere)
+    assert elsewhere.objects() == set()
+
+
+def test_states_go_with_what_was_made_of_them_when_that_is_asked_for(
+    first_extraction: tuple[Project, Answer], extracted: Project, elsewhere: Project, tmp_path: Path
+) -> None:
+    _, answer = first_extraction
+    states, vocab, shared = digest_of(answer, "states"), digest_of(answer, "vocab"), tmp_path / "s"
+    # A training takes minutes: what is on record of one, that made of these states what is there.
+    ledger = Ledger(extracted.root)
+    record = ledger.artifact(vocab)
+    assert record is not None
+    run, key = answer.json["run_id"], "d" * 64
+    taken = {"states": [states]}
+    document = {"kind": "train", "inputs": taken}
+    number = ledger.begin_execution(run, "draft", "train", key, document, taken, [], "", {})
+    ledger.end_execution(number, "executed", seconds=1.0, outputs={"checkpoint": record})
+    ledger.close()
+    alone = extracted.cli("push", vocab, str(shared), "--json")
+    assert (alone.code, alone.json["shards"]) == (0, 0), alone.err
+    assert not (shared / "states").exists(), "nobody asked for them"
+    assert elsewhere.cli("pull", vocab, str(shared), "--with-states", "--json").json["shards"] == 0
+    count = len(shards_of(extracted))
+    pushed = extracted.cli("push", vocab, str(shared), "--with-states", "--json")
+    assert (pushed.code, pushed.json["shards"]) == (0, count), pushed.err
+    pulled = elsewhere.cli("pull", vocab, str(shared), "--with-states", "--json")
+    assert (pulled.code, pulled.json["shards"]) == (0, count), pulled.err
+    assert shards_of(elsewhere) == shards_of(extracted)
+    assert elsewhere.objects() == {vocab, states}
+
+
+def test_rows_that_are_here_as_other_bytes_are_refused_before_anything_moves(
+    first_extraction: tuple[Project, Answer], extracted: Project, tmp_path: Path
+) -> None:
+    project, answer = first_extraction
+    states, shared = digest_of(answer, "states"), str(tmp_path / "shared")
+    assert project.cli("push", states, shared).code == 0
+    with sqlite3.connect(extracted.root / "registry.sqlite") as connection:
+        connection.execute("update state_rows set digest = ? where start = 0", ("a" * 64,))
+    connection.close()
+    pulled = extracted.cli("pull", states, shared)
+    assert pulled.code == 2
+    assert "stored here already, as other bytes" in pulled.err
+    # and what is not here as it was made is not pushed
+    pushed = extracted.cli("push", states, str(tmp_path / "another"))
+    assert pushed.code == 2
+    assert "nothing whole to push" in pushed.err

@@ -59,11 +59,14 @@ def written(project: Project) -> Any:
     assert validated.code == 0, validated.err
     assert validated.json["verifier_checked"]
     stages = project.plan()
+    manifest = load(project.manifest).manifest
+    # Of a config.json alone no key is known.
+    whole = any((project.folder / manifest.verifier.path).glob("*.safetensors"))
     assert {name: stage["action"] for name, stage in stages.items()} == {
-        **dict.fromkeys(["head", "rows"], "run"),
+        **dict.fromkeys(["head", "rows"], "run" if whole else "depends"),
         **dict.fromkeys(["states", "vocab", "draft", "score", "release"], "depends"),
     }
-    return load(project.manifest).manifest
+    return manifest
 
 
 def test_the_demos_verifier(project: Project) -> None:

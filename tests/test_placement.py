@@ -166,15 +166,3 @@ def test_only_kinds_with_rows_share_them_out(head_project: Project) -> None:
     answer = head_project.submit("--set", "stages.head.resources.workers=2")
     assert answer.code == 2
     assert "only stages of kind extract and regenerate have rows to share out" in answer.err
-
-
-def test_hidden_states_are_not_pushed(extracted: Project, tmp_path: Path) -> None:
-    (states,) = (
-        stage["outputs"]["states"]
-        for run in extracted.cli("runs", "--json").json["runs"]
-        for stage in run["stages"]
-        if "states" in stage["outputs"]
-    )
-    answer = extracted.cli("push", states, str(tmp_path))
-    assert answer.code == 2
-    assert "push the checkpoint that was made of them" in answer.err

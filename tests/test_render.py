@@ -280,7 +280,8 @@ def test_a_plan_says_what_waits_for_what_and_what_is_written(extracted: Project)
     assert screen.end() == 0
     assert re.search(r"3 +vocab +depends +after 2 +depends on rows", screen.text)
     assert re.search(
-        r"1 reuse, 1 run, 2 depends\. Writes about [\d.]+ .B of hidden states; [\d.]+ .B free\. "
+        r"1 reuse, 1 run, 2 depends\. Writes about [\d.]+ .B of hidden states, and about [\d.]+ "
+        r".B besides; [\d.]+ .B free\. "
         r"Nothing was started\.",
         screen.text,
     )

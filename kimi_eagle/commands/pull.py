@@ -15,12 +15,24 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "url", metavar="URL", help="s3://bucket/folder, a folder, or what else fsspec knows"
     )
+    parser.add_argument(
+        "--with-states",
+        action="store_true",
+        help="fetch the hidden states that led to it too, in whole shards; of a states artifact "
+        "they always go",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from kimi_eagle import app, render
 
-    moved = app.pull(options.root, options.hash, options.url, partial(print, file=sys.stderr))
+    moved = app.pull(
+        options.root,
+        options.hash,
+        options.url,
+        partial(print, file=sys.stderr),
+        with_states=options.with_states,
+    )
     with render.while_read(sys.stdout):
         render.exchanged(moved, options.url, as_json=options.json)
     return DONE

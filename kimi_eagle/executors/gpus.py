@@ -32,6 +32,22 @@ def visible() -> tuple[str, ...]:
     return tuple(done.stdout.split()) if done.returncode == 0 else ()
 
 
+def least_memory() -> int | None:
+    """Bytes of the smallest GPU of this machine; None where there is none, or nobody says."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        sizes = [int(line) << 20 for line in done.stdout.split()] if done.returncode == 0 else []
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return min(sizes, default=None)
+
+
 class Claims:
     """GPUs that are ours."""
 

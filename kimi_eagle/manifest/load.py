@@ -45,7 +45,7 @@ class LoadedManifest:
     def digest(self) -> str:
         """Equal for manifests that make the same, whatever their spelling, their quota, where
         they run and where they log."""
-        aside = ("executor", "logging", "store")
+        aside = ("executor", "logging", "plan", "store")
         said = {key: value for key, value in self.resolved.items() if key not in aside}
         said["stages"] = {
             name: {key: value for key, value in stage.items() if key != "resources"}

@@ -12,6 +12,7 @@ from kimi_eagle.manifest.described import describe, subclasses
 from kimi_eagle.manifest.execution import Execution, Local
 from kimi_eagle.manifest.log_options import LogOptions
 from kimi_eagle.manifest.matrix_schema import add_matrix
+from kimi_eagle.manifest.planning import Planning, unknown_stages
 from kimi_eagle.manifest.problem import FieldProblem, FieldProblems, closest
 from kimi_eagle.sizes import parse_size
 from kimi_eagle.stages.catalog import KINDS, AnyStage
@@ -40,6 +41,8 @@ class Store(Model):
     remote: Annotated[str, Field(min_length=1)] | None = None
     """A store elsewhere, `s3://bucket/folder`, that is looked into before a stage is made: what
     was pushed there by somebody is taken from there."""
+    fetch_states: bool = False
+    """Whether hidden states are taken from there too: they take terabytes."""
 
     @field_validator("quota")
     @classmethod
@@ -76,10 +79,11 @@ class Manifest(Model):
     executor: Execution = Local()
     """Where stages run. Nothing of it is part of any key."""
     logging: LogOptions = LogOptions()
+    plan: Planning = Planning()
 
     @model_validator(mode="after")
     def _references_hold(self) -> Manifest:
-        problems = reference_problems(self)
+        problems = [*reference_problems(self), *unknown_stages(self.plan, self.stages)]
         if problems:
             raise FieldProblems(problems)
         return self

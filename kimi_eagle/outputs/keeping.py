@@ -196,4 +196,7 @@ class ExchangedOutput(TypedDict):
     """Whether it was not there before."""
     executions: Count
     """Records of its lineage that came along."""
+    shards: Count
+    """Of hidden states, that were moved."""
+    shard_bytes: Count
     url: str

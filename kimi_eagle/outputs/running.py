@@ -50,7 +50,7 @@ class ForecastDocument(TypedDict):
     """What a stage would write of hidden states."""
 
     rows: Count | None
-    """Those that the store lacks; None while the rows are not made."""
+    """Those that the store lacks; None where nothing tells."""
     tokens: Count
     bytes: Count
     estimate: bool
@@ -71,6 +71,24 @@ class ExpectedDocument(TypedDict):
     seconds: float
     basis: str
     """What the rate was taken from."""
+    gpus: Count
+    """That it has all the time, all workers together; 0 where the manifest names none."""
+    gpu_hours: float
+
+
+@closed
+class WeightsDocument(TypedDict):
+    """The verifier's weights on the GPUs of an engine that would be started."""
+
+    bytes: Count
+    gpus: Count
+    """That share them."""
+    bytes_per_gpu: Count
+    usable_bytes: Count | None
+    """What the engine may use of each GPU; None where nobody says how much memory those have."""
+    basis: str
+    trouble: str | None
+    """Why they do not fit."""
 
 
 @closed
@@ -86,6 +104,24 @@ class PlannedStage(TypedDict):
     """Of the execution that is reused."""
     forecast: NotRequired[ForecastDocument]
     expected: NotRequired[ExpectedDocument]
+    unknown: NotRequired[str]
+    """Why it is not known how long an extraction or a training takes, and what to do."""
+    writes_bytes: NotRequired[Count]
+    """About how much it writes besides hidden states."""
+    weights: NotRequired[WeightsDocument]
+
+
+@closed
+class PlannedDisk(TypedDict):
+    """What all stages that are not reused would write; hidden states may be counted, the rest is
+    an estimate."""
+
+    bytes: Count
+    states_bytes: Count
+    """Of these, hidden states."""
+    free_bytes: Count
+    trouble: str | None
+    """Why it does not fit all together."""
 
 
 @closed
@@ -93,6 +129,9 @@ class PlanOutput(TypedDict):
     """`plan`"""
 
     stages: list[PlannedStage]
+    lacking: list[str]
+    """What is not on this machine of records, weights and tokenizer, in words."""
+    disk: PlannedDisk
 
 
 @closed

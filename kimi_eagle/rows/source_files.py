@@ -28,6 +28,10 @@ class NoSource(ValueError):
         self.help = help
 
 
+class NotThere(NoSource):
+    """A path that names nothing at all."""
+
+
 def bare_name(name: str) -> str:
     """A file's name in lower case, without the suffix of its compression."""
     name = name.lower()
@@ -59,7 +63,7 @@ def source_files(path: Path, *, records: bool = True) -> list[Path]:
     else:
         found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
     if not found:
-        raise NoSource(f"no file at {path}", "paths are relative to the manifest")
+        raise NotThere(f"no file at {path}", "paths are relative to the manifest")
     for file in found:
         if not file.is_file():
             raise NoSource(f"{file} is not a file", "name files, or a glob such as *.jsonl")

@@ -39,6 +39,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+# Of these, what holds a vocabulary.
+_VOCABULARIES = ("merges.txt", "tiktoken.model", "tokenizer.json", "tokenizer.model", "vocab.json")
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """A folder of templates by name; `tool_use.jinja` renders conversations with tools."""
 _WEIGHTS = ".safetensors"
@@ -64,6 +66,16 @@ class VerifierFolder:
     facts: VerifierFacts
     files: tuple[str, ...]
     """Every file that decides what the verifier computes, relative, sorted."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is any file of tensors; whether they are whole, who reads them says."""
+        return any(name.endswith(_WEIGHTS) for name in self.files)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a file that a tokenizer is made of."""
+        return any(name in self.files for name in _VOCABULARIES)
 
     def part(self, name: str) -> tuple[str, ...]:
         """The files of `whole` or `tokenizer`."""
