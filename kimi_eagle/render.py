@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.app import Lineage, Planned, RunsFound, Shown, Validation
+from kimi_eagle.app import Lineage, RunsFound, Shown, Validation
 from kimi_eagle.coordinator import LOST
 from kimi_eagle.dot import members_only
 from kimi_eagle.exchange import Exchanged
 from kimi_eagle.identity import short
 from kimi_eagle.manifest.model import resolved
 from kimi_eagle.outcome import RunOutcome, outcome_document
-from kimi_eagle.plan import REUSE, StagePlan
 from kimi_eagle.progress import headline
 from kimi_eagle.progress import reporter as reporter
 from kimi_eagle.records import ExecutionRecord, Node, RunRecord
@@ -78,69 +77,6 @@ def validation(found: Validation, *, as_json: bool) -> None:
             "and vocabulary were not checked against it",
             file=sys.stderr,
         )
-
-
-def planned(found: Planned, *, as_json: bool) -> None:
-    if as_json:
-        emit_json(found.document())
-        return
-    table(
-        ("#", "STAGE", "ACTION", "KEY", "WHY"),
-        [
-            (str(number), stage.name, stage.action, _planned_key(found, stage), _planned_why(stage))
-            for number, stage in enumerate(found.stages, 1)
-        ],
-    )
-    for stage in found.stages:
-        for line in _planned_lines(found, stage.name):
-            print(f"{stage.name}: {line}", file=sys.stderr)
-    if found.lacking:
-        print(f"not on this machine: {'; '.join(found.lacking)}", file=sys.stderr)
-    if found.trouble is not None:
-        print(found.trouble, file=sys.stderr)
-    said = [", ".join(f"{count} {action}" for action, count in found.counts().items() if count)]
-    if found.forecasts:
-        written = found.states_bytes
-        about = "about " if any(forecast.basis for forecast in found.forecasts.values()) else ""
-        free = human_size(found.free_bytes)
-        rest = f", and about {human_size(found.bytes - written)} besides" if found.writes else ""
-        said.append(f"Writes {about}{human_size(written)} of hidden states{rest}; {free} free")
-    print(f"{'. '.join(said)}. Nothing was started.", file=sys.stderr)
-
-
-def _planned_lines(found: Planned, stage: str) -> Iterator[str]:
-    """What is likely, what is unknown and what does not fit, of one stage."""
-    if stage in found.forecasts:
-        yield found.troubles.get(stage) or found.forecasts[stage].says()
-    if stage in found.writes:
-        besides = "" if stage not in found.forecasts else " besides"
-        yield f"writes about {human_size(found.writes[stage])}{besides} (an estimate)"
-    if stage in found.expected:
-        yield found.expected[stage].says()
-    if stage in found.unknown:
-        yield found.unknown[stage]
-    if stage in found.weights:
-        yield found.weights[stage].trouble or found.weights[stage].says()
-
-
-def _planned_key(found: Planned, stage: StagePlan) -> str:
-    """A stage's key; on a terminal, while there is none, the numbers of those it waits for."""
-    if stage.key is not None or not sys.stdout.isatty():
-        return _hash(stage.key, {})
-    waits = found.upstream.get(stage.name, ())
-    numbers = [
-        str(number)
-        for number, other in enumerate(found.stages, 1)
-        if other.name in waits and other.action != REUSE
-    ]
-    return f"after {', '.join(numbers)}"
-
-
-def _planned_why(stage: StagePlan) -> str:
-    reasons = list(stage.reasons)
-    if stage.action == REUSE and stage.made is not None and reasons and sys.stdout.isatty():
-        reasons[0] += f" on {stage.made.started_at[:10]}"
-    return "; ".join(reasons)
 
 
 def outcome(found: RunOutcome, *, as_json: bool) -> None:

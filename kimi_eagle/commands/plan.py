@@ -70,7 +70,7 @@ def size(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from kimi_eagle import app, render
+    from kimi_eagle import app, render, render_planned
     from kimi_eagle.planned import Guesses
 
     planned = app.plan(
@@ -81,5 +81,5 @@ def run(options: argparse.Namespace) -> int:
         Guesses(dict(options.rates), dict(options.rows), dict(options.tokens), options.gpu_memory),
     )
     with render.while_read(sys.stdout):
-        render.planned(planned, as_json=options.json)
+        render_planned.planned(planned, as_json=options.json)
     return DONE
