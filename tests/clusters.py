@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from conftest import Project, wait_for, workers
+from conftest import WITH_STATES, Project, wait_for, workers
 
 ROWS_AND_STATES = """\
 version: 1
@@ -18,6 +18,18 @@ stages:
   rows: {kind: prepare, sources: [{path: chats.jsonl}], max_length: 512, val_ratio: 0.2}
   states: {kind: extract, rows: rows, engine: {kind: transformers}, shard_bytes: 100000}
 """
+
+
+# Of the project with hidden states: two processes, wherever each is.
+TWO_PROCESSES = (
+    WITH_STATES
+    + """\
+  draft: {kind: train, head: head, states: states, vocab: vocab, epochs: 2, lr: 1e-3,
+          batch_tokens: 128, accumulate: 2, noise: {std: 0.05}, save_steps: 2}
+"""
+)
+ON_ONE = ("--set", "stages.draft.devices=2")
+ON_TWO_NODES = ("--set", "stages.draft.resources={nodes: 2}")
 
 
 @contextmanager
@@ -45,3 +57,14 @@ def extracting(project: Project) -> Iterator[int]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(found, signal.SIGCONT)
+
+
+def trained_by_two(extracted: Project, *arguments: str) -> dict[str, str]:
+    """The outputs of a training by two processes, of hidden states that are there already."""
+    extracted.write(TWO_PROCESSES)
+    answer = extracted.submit(*arguments)
+    assert answer.code == 0, answer.err
+    assert answer.dispositions["states"] == "reused"
+    (metrics,) = (s["metrics"] for s in answer.json["stages"] if s["name"] == "draft")
+    assert metrics["devices"] == 2
+    return answer.outputs["draft"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import ROWS_AND_STATES, extracting
+from clusters import ON_ONE, ON_TWO_NODES, ROWS_AND_STATES, extracting, trained_by_two
 from conftest import WITH_STATES, Answer, Project, kill, new_project
 from slurm_cluster import SlurmCluster, unpacked
 from test_batch import said
@@ -25,6 +25,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def two_processes(
+    first_extraction: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The draft that two processes of one machine make."""
+    project = first_extraction[0].copy(tmp_path_factory.mktemp("one") / "project")
+    return trained_by_two(project, *ON_ONE)
 
 
 @pytest.fixture
@@ -134,3 +143,12 @@ def test_what_slurm_does_not_have_is_refused_before_anything_starts(
     answer = project.submit("--executor", "slurm", "--set", "stages.states.resources={time: 2h}")
     assert "needs 7200 s; the longest that is allowed is 3600 s" in answer.err
     assert project.cli("runs", "--json").json["runs"] == []
+
+
+def test_a_training_on_two_nodes_comes_out_as_that_of_two_processes_on_one(
+    at_slurm: SlurmCluster, two_processes: dict[str, str], extracted: Project
+) -> None:
+    assert trained_by_two(extracted, "--executor", "slurm", *ON_TWO_NODES) == two_processes
+    last = at_slurm.command("scontrol", "show", "job", "-o").strip().splitlines()[-1]
+    assert "NumNodes=2 " in last
+    assert "NodeList=n[1-2] " in last
