@@ -294,6 +294,15 @@ WITH_STATES = (
 )
 
 
+TWO_PROCESSES = (
+    WITH_STATES
+    + """\
+  draft: {kind: train, head: head, states: states, vocab: vocab, epochs: 8, lr: 1e-3,
+          batch_tokens: 128, accumulate: 2, noise: {std: 0.05}, save_steps: 2}
+"""
+)
+
+
 @pytest.fixture(scope="session")
 def first_extraction(
     first_run: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
@@ -310,6 +319,18 @@ def first_extraction(
 def extracted(first_extraction: tuple[Project, Answer], tmp_path: Path) -> Project:
     """A copy of the project with hidden states."""
     return first_extraction[0].copy(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def two_processes(
+    first_extraction: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
+) -> Answer:
+    """A training by two processes of this machine, of hidden states that were there already."""
+    project = first_extraction[0].copy(tmp_path_factory.mktemp("two") / "project")
+    project.write(TWO_PROCESSES)
+    answer = project.submit("--set", "stages.draft.devices=2")
+    assert answer.code == 0, answer.err
+    return answer
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,21 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from clusters import ROWS_AND_STATES, extracting
-from conftest import WITH_STATES, Answer, Project, kill, new_project, wait_for, workers
+from clusters import ON_TWO_NODES, ROWS_AND_STATES, extracting, trained_by_two, training
+from conftest import (
+    TWO_PROCESSES,
+    WITH_STATES,
+    Answer,
+    Project,
+    kill,
+    new_project,
+    wait_for,
+    workers,
+)
 from test_batch import said
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -51,12 +61,14 @@ class RayCluster:
             text=True,
         )
         self.address = self._answer()
+        self.second = "n2"
 
     def ask(self, what: str) -> None:
+        """`kill NODE` or `add NODE`, which then is the second."""
         assert self._process.stdin is not None
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
-        self._answer()
+        self.second = self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -114,6 +126,29 @@ def test_a_coordinator_and_then_a_node_die_in_an_extraction(
     (run,) = project.cli("runs", "--json").json["runs"]
     assert [stage["disposition"] for stage in run["stages"]] == ["executed", "executed"]
     assert project.cli("verify", "--all").code == 0
+
+
+def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_on_one(
+    ray: RayCluster, two_processes: Answer, extracted: Project
+) -> None:
+    extracted.write(TWO_PROCESSES)
+    submit = extracted.start(
+        "submit", str(extracted.manifest), "--json", *at(ray), "--set", ON_TWO_NODES
+    )
+    with training(extracted) as processes:
+        ray.ask(f"kill {ray.second}")
+        wait_for(
+            lambda: not set(chain(*processes.values())) & workers(extracted.root).keys(),
+            "the end of all that the task had started",
+        )
+        ray.ask("add n4")
+    answer = said(submit)
+    metrics = trained_by_two(answer)
+    assert "gone from the Ray cluster; beginning it again (1 of 2)" in answer.err
+    assert metrics["steps_run"] < metrics["steps"]
+    assert answer.outputs == two_processes.outputs
+    assert not workers(extracted.root)
+    assert not list((extracted.root / ".staging").iterdir())
 
 
 def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(

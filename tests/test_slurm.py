@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from clusters import ON_ONE, ON_TWO_NODES, ROWS_AND_STATES, extracting, trained_by_two
-from conftest import WITH_STATES, Answer, Project, kill, new_project
+from clusters import (
+    ON_TWO_NODES,
+    ROWS_AND_STATES,
+    extracting,
+    trained_by_two,
+    training,
+)
+from conftest import (
+    TWO_PROCESSES,
+    WITH_STATES,
+    Answer,
+    Project,
+    kill,
+    new_project,
+    wait_for,
+    workers,
+)
 from slurm_cluster import SlurmCluster, unpacked
 from test_batch import said
 
@@ -25,15 +41,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
     finally:
         cluster.stop()
-
-
-@pytest.fixture(scope="module")
-def two_processes(
-    first_extraction: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """The draft that two processes of one machine make."""
-    project = first_extraction[0].copy(tmp_path_factory.mktemp("one") / "project")
-    return trained_by_two(project, *ON_ONE)
 
 
 @pytest.fixture
@@ -145,10 +152,25 @@ def test_what_slurm_does_not_have_is_refused_before_anything_starts(
     assert project.cli("runs", "--json").json["runs"] == []
 
 
-def test_a_training_on_two_nodes_comes_out_as_that_of_two_processes_on_one(
-    at_slurm: SlurmCluster, two_processes: dict[str, str], extracted: Project
+def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_on_one(
+    at_slurm: SlurmCluster, two_processes: Answer, extracted: Project
 ) -> None:
-    assert trained_by_two(extracted, "--executor", "slurm", *ON_TWO_NODES) == two_processes
-    last = at_slurm.command("scontrol", "show", "job", "-o").strip().splitlines()[-1]
-    assert "NumNodes=2 " in last
-    assert "NodeList=n[1-2] " in last
+    extracted.write(TWO_PROCESSES)
+    manifest = str(extracted.manifest)
+    submit = extracted.start(
+        "submit", manifest, "--json", "--executor", "slurm", "--set", ON_TWO_NODES
+    )
+    with training(extracted) as processes:
+        assert at_slurm.command("squeue", "-h", "-o", "%D %N").strip() == "2 n[1-2]"
+        kill(processes[1][0])
+        wait_for(
+            lambda: not set(chain(*processes.values())) & workers(extracted.root).keys(),
+            "the end of all that the job had started",
+        )
+    answer = said(submit)
+    metrics = trained_by_two(answer)
+    assert "nothing was heard of node 1; beginning it again (1 of 2)" in answer.err
+    assert metrics["steps_run"] < metrics["steps"]
+    assert answer.outputs == two_processes.outputs
+    assert not workers(extracted.root)
+    assert not list((extracted.root / ".staging").iterdir())

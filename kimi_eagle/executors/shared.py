@@ -47,7 +47,11 @@ def exit_code(task: Task) -> int | None:
     if len(said) > 1:
         for node, (code, peer) in enumerate(said):
             if code is not None and code > 128 and peer is None:
-                raise TaskLost(f"its worker on node {node} was ended by signal {code - 128}")
+                silent = [str(other) for other, (code, _) in enumerate(said) if code is None]
+                raise TaskLost(
+                    f"its worker on node {node} was ended by signal {code - 128}"
+                    + (f", nothing was heard of node {' and '.join(silent)}" if silent else "")
+                )
     codes = [code for code, _ in said]
     if None in codes:
         return None

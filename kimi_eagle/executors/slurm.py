@@ -203,9 +203,9 @@ def _on_each(needs: Needs, command: str) -> list[str]:
         "--ntasks-per-node=1",
         *([f"--cpus-per-task={needs.cpus}"] if needs.cpus else []),
         "--cpu-bind=none",
-        "--input=none",
         "--kill-on-bad-exit=1",
-        *("sh", "-c", f'export {NODE}="$SLURM_NODEID"; exec {command}'),
+        # Its own standard input is a pipe that has ended, which tells a guard to end too.
+        *("sh", "-c", f'export {NODE}="$SLURM_NODEID"; exec {command} </dev/null'),
     ]
 
 
