@@ -4,6 +4,7 @@ answers and snapshots taken in as they come."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -37,7 +38,7 @@ from kimi_eagle.stages.contract import StageParams
 # Takes in what a worker has saved: (job folder, event).
 Take = Callable[[Path, Mapping[str, Any]], None]
 # A cluster that is away when lost work is to be given out again may come back this soon.
-_AWAY_SECONDS = 300.0
+AWAY_SECONDS = float(os.environ.get("KIMI_EAGLE_AWAY_SECONDS", "300"))
 _LOG_LINES = 40
 # What several processes used, and how that comes together.
 ADDED = (("cpu_seconds", sum), ("peak_memory_bytes", max))
@@ -96,7 +97,7 @@ class Errand:
         note = Note(stage.name, str(stage.key), job.share, str(log), where, {}, nodes)
         if self._executor.remote:
             note.write(folder)
-        deadline = time.monotonic() + (_AWAY_SECONDS if again else 0)
+        deadline = time.monotonic() + (AWAY_SECONDS if again else 0)
         while True:
             try:
                 running = self._executor.submit(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -39,7 +40,9 @@ cluster.wait_for_nodes()
 print(json.dumps(cluster.address), flush=True)
 for line in sys.stdin:
     what, _, name = line.strip().partition(" ")
-    if what == "kill":
+    if name == "head":
+        cluster.head_node.kill_gcs_server()
+    elif what == "kill":
         cluster.remove_node(nodes.pop(name), allow_graceful=False)
     else:
         nodes[name] = cluster.add_node(**room, num_gpus=2)
@@ -52,19 +55,21 @@ cluster.shutdown()
 class RayCluster:
     """A head and a node of one CPU each; the second node has two GPUs, as Ray counts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
+        """Args: `settings`: environment variables of it."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(_CLUSTER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env={**os.environ, **settings},
         )
         self.address = self._answer()
         self.second = "n2"
 
     def ask(self, what: str) -> None:
-        """`kill NODE` or `add NODE`, which then is the second."""
+        """`kill head`, `kill NODE`, or `add NODE`, which then is the second."""
         assert self._process.stdin is not None
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
@@ -149,6 +154,46 @@ def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_o
     assert answer.outputs == two_processes.outputs
     assert not workers(extracted.root)
     assert not list((extracted.root / ".staging").iterdir())
+
+
+# Ray's own patience with a head that is gone, a minute, in seconds.
+IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
+
+
+def test_a_head_that_dies_ends_a_run_in_words_and_another_cluster_completes_it(
+    ray: RayCluster, first_extraction: tuple[Project, Answer], tmp_path: Path
+) -> None:
+    project = new_project(tmp_path / "project", ROWS_AND_STATES)
+    doomed = RayCluster(**IMPATIENT)
+    try:
+        submit = project.start(
+            *("submit", str(project.manifest), "--json", *at(doomed)),
+            env={
+                **os.environ,
+                **IMPATIENT,
+                "KIMI_EAGLE_SILENCE_SECONDS": "6",
+                "KIMI_EAGLE_AWAY_SECONDS": "1",
+            },
+        )
+        with extracting(project):
+            doomed.ask("kill head")
+            answer = said(submit)
+        wait_for(lambda: not workers(project.root), "the end of all that was started")
+    finally:
+        doomed.stop()
+    assert answer.code == 1
+    away = f"the Ray cluster at {doomed.address} does not answer"
+    assert f"{away}, and the task has given no sign of life for" in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.dispositions == {"rows": "executed", "states": "failed"}
+    (run,) = project.cli("runs", "--json").json["runs"]
+    assert run["status"] == "failed"
+    answer = project.submit(*at(ray))
+    assert answer.code == 0, answer.err
+    assert answer.dispositions == {"rows": "reused", "states": "executed"}
+    assert answer.outputs["states"] == first_extraction[1].outputs["states"]
+    states = next(stage for stage in answer.json["stages"] if stage["name"] == "states")
+    assert states["metrics"]["rows_extracted"] < states["metrics"]["rows"], "some were kept"
 
 
 def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(
