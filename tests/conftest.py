@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 import command
 import outputs
 import pytest
+from ray_cluster import RayCluster
+from slurm_cluster import SlurmCluster, unpacked
 
 import kimi_eagle
 from kimi_eagle.cli import main
@@ -331,6 +333,35 @@ def two_processes(
     answer = project.submit("--set", "stages.draft.devices=2")
     assert answer.code == 0, answer.err
     return answer
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    pytest.importorskip("ray", reason="ray is not installed")
+    cluster = RayCluster()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    base = tmp_path_factory.mktemp("slurm")
+    unpacked(base)
+    cluster = SlurmCluster(base)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def at_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    return slurm
 
 
 @pytest.fixture(scope="session")

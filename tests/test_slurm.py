@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -25,29 +24,10 @@ from conftest import (
     wait_for,
     workers,
 )
-from slurm_cluster import SlurmCluster, unpacked
+from slurm_cluster import SlurmCluster
 from test_batch import said
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    base = tmp_path_factory.mktemp("slurm")
-    unpacked(base)
-    cluster = SlurmCluster(base)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-def at_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    return slurm
 
 
 def test_a_manifest_comes_out_the_same_on_slurm(
