@@ -46,14 +46,13 @@ class RayCluster:
             env={**os.environ, **settings},
         )
         self.address = self._answer()
-        self.second = "n2"
 
     def ask(self, what: str) -> None:
-        """`kill head`, `kill NODE`, or `add NODE`, which then is the second."""
+        """`kill head`, `kill NODE` or `add NODE`."""
         assert self._process.stdin is not None
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
-        self.second = self._answer()
+        self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None

@@ -69,12 +69,12 @@ def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_o
         "submit", str(extracted.manifest), "--json", *at(ray), "--set", ON_TWO_NODES
     )
     with training(extracted) as processes:
-        ray.ask(f"kill {ray.second}")
+        guard = processes[1][0]
+        kill(int(Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1]))
         wait_for(
             lambda: not set(chain(*processes.values())) & workers(extracted.root).keys(),
             "the end of all that the task had started",
         )
-        ray.ask("add n4")
     answer = said(submit)
     metrics = trained_by_two(answer)
     assert "gone from the Ray cluster; beginning it again (1 of 2)" in answer.err

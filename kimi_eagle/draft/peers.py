@@ -116,7 +116,8 @@ def launch(module: str, job: Path, devices: int, nodes: int = 1) -> str:
         os.kill(os.getpid(), -done.returncode)
     if done.returncode != 0:
         raise RanksFailed(
-            f"one of {devices} processes ended with {done.returncode}; the log has its last words"
+            f"one of {devices * nodes} processes ended with {done.returncode}; "
+            "the log has its last words"
         )
     return _appeared(job.parent / FIGURES)
 

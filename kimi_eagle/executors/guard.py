@@ -42,10 +42,8 @@ _PR_SET_PDEATHSIG = 1
 HEARTBEAT, EXIT = "heartbeat", "exit.json"
 BEAT_SECONDS = 2.0
 # Those of `kimi_eagle.nodes`, which a program of its own does not import.
-NODE, NODES = (
-    int(os.environ.get("KIMI_EAGLE_NODE", "0")),
-    int(os.environ.get("KIMI_EAGLE_NODES", "1")),
-)
+NODE = int(os.environ.get("KIMI_EAGLE_NODE", "0"))
+NODES = int(os.environ.get("KIMI_EAGLE_NODES", "1"))
 # A worker whose peers fail mostly fails itself, and then says more than that it was ended.
 PEER_SECONDS = 10.0
 

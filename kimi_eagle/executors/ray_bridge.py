@@ -69,11 +69,12 @@ class Launcher:
         if node is None:
             threading.Thread(target=self._end_with_it, daemon=True).start()
 
-    def wait(self) -> None:
-        """Until the process has ended, and everything that it started in its group."""
-        self._process.wait()
+    def wait(self) -> int:
+        """Until the process has ended, and everything that it started in its group; its code."""
+        code = self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        return code
 
     def _end_with_it(self) -> None:
         self.wait()
@@ -89,8 +90,9 @@ class Launcher:
 
 
 class Conductor:
-    """An actor that has a launcher on each of several nodes, and ends with the first that is gone
-    or with the last that is done. Whatever ends it, its launchers and their places go with it."""
+    """An actor that has a launcher on each of several nodes, and ends with the last that is done or
+    the first that is gone, or whose process is. Whatever ends it, its launchers and their places go
+    with it."""
 
     def __init__(
         self,
@@ -122,7 +124,8 @@ class Conductor:
             waiting = [launcher.wait.remote() for launcher in self._launchers]
             while waiting:
                 (done, *_), waiting = ray.wait(waiting)
-                ray.get(done)  # raises when its node is gone
+                if ray.get(done) != 0:  # it raises when its node is gone
+                    break
         os._exit(0)
 
     def cancel(self) -> None:
