@@ -61,11 +61,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The longest first, so that nothing long is left to one process at the end.
-LONGEST = ("test_demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
-# The demo runs once for all that look at it.
-TOGETHER = dict.fromkeys(
-    ("test_serving", "test_notebook", "test_outputs", "test_docs"), "test_demo"
+LONGEST = (
+    "test_demo",
+    "test_faults",
+    "test_resume",
+    "test_reproduce",
+    "test_regenerate_engines",
+    "test_ray",
 )
+# The demo runs once for all that look at it, and a training by two processes.
+TOGETHER = {
+    **dict.fromkeys(("test_serving", "test_notebook", "test_outputs", "test_docs"), "test_demo"),
+    "test_slurm": "test_ray",
+}
 
 
 def group_of(nodeid: str) -> str:
