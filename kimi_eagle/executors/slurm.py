@@ -88,7 +88,7 @@ class SlurmTask:
             raise TaskLost(f"Slurm job {self._job}: {name}")
         if code is not None and name not in _FAULTS:
             return code
-        if killed is not None and name not in _FAULTS:
+        if killed is not None and name not in {*_FAULTS, "CANCELLED"}:
             raise killed
         if code is None and self._late < _LATE_LOOKS:
             self._late += 1
