@@ -4,6 +4,7 @@ answers and snapshots taken in as they come."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kimi_eagle.artifacts.digests import Digests
-from kimi_eagle.executors.guard import EXIT
+from kimi_eagle.executors.guard import EXIT, of_node
 from kimi_eagle.executors.protocol import Executor, ExecutorError, Running, Task, TaskLost
 from kimi_eagle.harvest import StateStore, take_left, take_shard
 from kimi_eagle.job import (
@@ -37,8 +38,10 @@ from kimi_eagle.stages.contract import StageParams
 # Takes in what a worker has saved: (job folder, event).
 Take = Callable[[Path, Mapping[str, Any]], None]
 # A cluster that is away when lost work is to be given out again may come back this soon.
-_AWAY_SECONDS = 300.0
+AWAY_SECONDS = float(os.environ.get("KIMI_EAGLE_AWAY_SECONDS", "300"))
 _LOG_LINES = 40
+# What several processes used, and how that comes together.
+ADDED = (("cpu_seconds", sum), ("peak_memory_bytes", max))
 
 
 class Told(Protocol):
@@ -90,10 +93,11 @@ class Errand:
             needs_of(params.resources),
         )
         where = self._execution.model_dump(mode="json")
-        note = Note(stage.name, str(stage.key), job.share, str(log), where, {})
+        nodes = params.resources.nodes
+        note = Note(stage.name, str(stage.key), job.share, str(log), where, {}, nodes)
         if self._executor.remote:
             note.write(folder)
-        deadline = time.monotonic() + (_AWAY_SECONDS if again else 0)
+        deadline = time.monotonic() + (AWAY_SECONDS if again else 0)
         while True:
             try:
                 running = self._executor.submit(task)
@@ -167,13 +171,20 @@ class Errand:
 
 def used(folder: Path) -> dict[str, Any]:
     """What the worker used, as the executor wrote it down, and on another machine its `host`; empty
-    when it could not."""
+    when it could not. Of several nodes CPU time adds up, and the memory is that of the largest."""
     found: dict[str, Any] = {}
-    for name in (USAGE, EXIT):
-        with suppress(OSError, ValueError):
-            found.update(json.loads((folder / name).read_text("utf-8")))
-    found.pop("code", None)
-    return found
+    hosts: list[str] = []
+    node = 0
+    while node == 0 or (folder / of_node(EXIT, node)).exists():
+        for name in (USAGE, EXIT):
+            with suppress(OSError, ValueError):
+                said = json.loads((folder / of_node(name, node)).read_text("utf-8"))
+                for figure, add in ADDED:
+                    if figure in said:
+                        found[figure] = add((found.get(figure, 0), said[figure]))
+                hosts += [said["host"]] if "host" in said else []
+        node += 1
+    return {**found, "host": ", ".join(dict.fromkeys(hosts))} if hosts else found
 
 
 def came_to_its_end(what: str, code: int, result: Mapping[str, Any] | None, log: Path) -> None:

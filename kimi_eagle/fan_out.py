@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.errand import Errand, Told, came_to_its_end, used
+from kimi_eagle.errand import ADDED, Errand, Told, came_to_its_end, used
 from kimi_eagle.executors.protocol import Executor, TaskLost
 from kimi_eagle.job import Job, Share, StageFailed, read_result
 from kimi_eagle.orphans import Orphan
@@ -148,7 +148,7 @@ def together(used: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, Any]:
     is that of the largest."""
     every = [used, *(part.used for part in parts)]
     found = dict(used)
-    for name, add in (("cpu_seconds", sum), ("peak_memory_bytes", max)):
+    for name, add in ADDED:
         values = [item[name] for item in every if name in item]
         if values:
             found[name] = add(values)

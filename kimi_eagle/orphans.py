@@ -18,8 +18,8 @@ from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.artifacts.locks import held
 from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.eviction import ALIVE
-from kimi_eagle.executors.guard import HEARTBEAT
-from kimi_eagle.executors.protocol import Executor, Running, Task
+from kimi_eagle.executors.guard import HEARTBEAT, of_node
+from kimi_eagle.executors.protocol import Executor, Needs, Running, Task
 from kimi_eagle.job import Share
 
 NOTE = "task.json"
@@ -39,6 +39,8 @@ class Note:
     """Where it runs, as its manifest said."""
     handle: Mapping[str, Any]
     """What it is called there; empty until that is known."""
+    nodes: int = 1
+    """How many it has at once."""
 
     def write(self, folder: Path) -> None:
         write_json(folder / NOTE, asdict(self))
@@ -55,12 +57,14 @@ class Orphan:
     def task(self) -> Task:
         """As far as it takes to be found and followed."""
         log = Path(self.note.log)
-        return Task(self.folder.name, (), self.folder, log, self.folder / USAGE)
+        needs = Needs(nodes=self.note.nodes)
+        return Task(self.folder.name, (), self.folder, log, self.folder / USAGE, needs=needs)
 
     def give_up(self) -> None:
         """Nobody follows it any more: what it left whole is taken in as that of any run that died,
         and should it be out of reach, its guard sees this and ends it."""
-        for name in (HEARTBEAT, NOTE):
+        signs = (of_node(HEARTBEAT, node) for node in range(self.note.nodes))
+        for name in (*signs, NOTE):
             (self.folder / name).unlink(missing_ok=True)
 
     def found(self, executor: Executor) -> Running:

@@ -16,8 +16,9 @@ from kimi_eagle.manifest.load import LoadedManifest
 from kimi_eagle.sizes import parse_seconds, parse_size
 from kimi_eagle.stages.contract import Resources, StageParams
 
-# Kinds whose rows can be shared out over workers.
+# Kinds whose rows can be shared out over workers, and those whose processes can span nodes.
 SHARED_OUT = ("extract", "regenerate")
+SEVERAL_NODES = ("train",)
 
 
 def executor_of(execution: Execution) -> Executor:
@@ -74,14 +75,21 @@ def misfits(loaded: LoadedManifest, executor: Executor, stages: Sequence[str]) -
         if params.resources.workers != 1 and params.kind not in SHARED_OUT:
             kinds = " and ".join(SHARED_OUT)
             found[name] = f"only stages of kind {kinds} have rows to share out: leave `workers` out"
+        nodes = params.resources.nodes
+        if nodes > 1 and params.kind not in SEVERAL_NODES:
+            kinds = " and ".join(SEVERAL_NODES)
+            found[name] = f"only stages of kind {kinds} run on several nodes: leave `nodes` out"
+        elif nodes > 1 and not executor.remote:
+            found[name] = (
+                f"it asks for {nodes} nodes, and the {executor.name} executor has this machine "
+                "alone: leave `nodes` out, or use --executor slurm or ray"
+            )
     stated = {name: needs_of(loaded.manifest.stages[name].resources) for name in stages}
     if not executor.remote and not any(needs.stated for needs in stated.values()):
         return found  # to look for GPUs takes a while
     offer = executor.offer()
     for name, needs in stated.items():
         trouble = offer.lacks(needs)
-        if needs.nodes > 1:
-            trouble = trouble or "a stage runs on one node: give it `devices` there"
         if trouble is not None:
-            found[name] = trouble
+            found.setdefault(name, trouble)
     return found

@@ -19,6 +19,7 @@ from kimi_eagle.job import (
     write_failure,
     write_result,
 )
+from kimi_eagle.nodes import here
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.context import Context
 from kimi_eagle.verifiers.facts import VerifierError
@@ -34,7 +35,9 @@ def main(arguments: list[str]) -> int:
     )
     try:
         run = importlib.import_module(f"kimi_eagle.stages.{job.kind}.run")
-        write_result(folder, run.run(context))
+        figures = run.run(context)
+        if here() == 0:  # of several nodes the first speaks for all
+            write_result(folder, figures)
     except (StageFailed, VerifierError) as error:
         write_failure(folder, str(error))
         return 1

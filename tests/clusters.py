@@ -7,8 +7,10 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from conftest import Project, wait_for, workers
+from conftest import Answer, Project, is_guard, wait_for, workers
 
 ROWS_AND_STATES = """\
 version: 1
@@ -18,6 +20,9 @@ stages:
   rows: {kind: prepare, sources: [{path: chats.jsonl}], max_length: 512, val_ratio: 0.2}
   states: {kind: extract, rows: rows, engine: {kind: transformers}, shard_bytes: 100000}
 """
+
+
+ON_TWO_NODES = "stages.draft.resources={nodes: 2}"
 
 
 @contextmanager
@@ -45,3 +50,39 @@ def extracting(project: Project) -> Iterator[int]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(found, signal.SIGCONT)
+
+
+@contextmanager
+def training(project: Project) -> Iterator[dict[int, list[int]]]:
+    """Wait until a training on two nodes has saved twice, and halt it on the second; it goes on
+    afterwards, where it still is. Gives the processes of each node, guards first."""
+
+    def saved() -> int:
+        events = project.root.glob(".staging/*/events.ndjson")
+        return sum(path.read_text("utf-8").count('"snapshot"') for path in events)
+
+    wait_for(lambda: saved() > 1, "snapshots")
+    found: dict[int, list[int]] = {0: [], 1: []}
+    for pid, line in workers(project.root).items():
+        said = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        node = next((part for part in said if part.startswith("KIMI_EAGLE_NODE=")), None)
+        if node is not None:
+            found[int(node[-1])].insert(0 if any(map(is_guard, line)) else 9, pid)
+    halted = found[1][1:]
+    for pid in halted:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield found
+    finally:
+        for pid in halted:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def trained_by_two(answer: Answer) -> dict[str, Any]:
+    """The figures of a training by two processes, of hidden states that were there already."""
+    assert answer.code == 0, answer.err
+    assert answer.dispositions["states"] == "reused"
+    (metrics,) = (stage["metrics"] for stage in answer.json["stages"] if stage["name"] == "draft")
+    assert metrics["devices"] == 2
+    return dict(metrics)

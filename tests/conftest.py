@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 import command
 import outputs
 import pytest
+from ray_cluster import RayCluster
+from slurm_cluster import SlurmCluster, unpacked
 
 import kimi_eagle
 from kimi_eagle.cli import main
@@ -59,11 +61,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The longest first, so that nothing long is left to one process at the end.
-LONGEST = ("test_demo", "test_faults", "test_resume", "test_reproduce", "test_regenerate_engines")
-# The demo runs once for all that look at it.
-TOGETHER = dict.fromkeys(
-    ("test_serving", "test_notebook", "test_outputs", "test_docs"), "test_demo"
+LONGEST = (
+    "test_demo",
+    "test_faults",
+    "test_resume",
+    "test_reproduce",
+    "test_regenerate_engines",
+    "test_ray",
 )
+# The demo runs once for all that look at it, and a training by two processes.
+TOGETHER = {
+    **dict.fromkeys(("test_serving", "test_notebook", "test_outputs", "test_docs"), "test_demo"),
+    "test_slurm": "test_ray",
+}
 
 
 def group_of(nodeid: str) -> str:
@@ -294,6 +304,15 @@ WITH_STATES = (
 )
 
 
+TWO_PROCESSES = (
+    WITH_STATES
+    + """\
+  draft: {kind: train, head: head, states: states, vocab: vocab, epochs: 8, lr: 1e-3,
+          batch_tokens: 128, accumulate: 2, noise: {std: 0.05}, save_steps: 2}
+"""
+)
+
+
 @pytest.fixture(scope="session")
 def first_extraction(
     first_run: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
@@ -310,6 +329,47 @@ def first_extraction(
 def extracted(first_extraction: tuple[Project, Answer], tmp_path: Path) -> Project:
     """A copy of the project with hidden states."""
     return first_extraction[0].copy(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def two_processes(
+    first_extraction: tuple[Project, Answer], tmp_path_factory: pytest.TempPathFactory
+) -> Answer:
+    """A training by two processes of this machine, of hidden states that were there already."""
+    project = first_extraction[0].copy(tmp_path_factory.mktemp("two") / "project")
+    project.write(TWO_PROCESSES)
+    answer = project.submit("--set", "stages.draft.devices=2")
+    assert answer.code == 0, answer.err
+    return answer
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    pytest.importorskip("ray", reason="ray is not installed")
+    cluster = RayCluster()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    base = tmp_path_factory.mktemp("slurm")
+    unpacked(base)
+    cluster = SlurmCluster(base)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def at_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    return slurm
 
 
 @pytest.fixture(scope="session")

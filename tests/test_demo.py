@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from command import by_name, kimi_eagle
+from ray_cluster import RayCluster, at
+from slurm_cluster import SlurmCluster
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "manifests"
@@ -95,6 +97,32 @@ def test_rows_that_are_held_are_not_extracted_again(
     assert other["states"]["metrics"]["rows"] > 100
     assert other["states"]["metrics"]["rows_extracted"] == 0
     assert other["states"]["outputs"] != demo["states"]["outputs"]
+
+
+def test_the_whole_way_in_slurm_makes_what_it_makes_here(
+    at_slurm: SlurmCluster, small: Path, first: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    there = by_name(kimi_eagle(tmp_path, "submit", str(small), "--executor", "slurm"))
+    assert {stage["disposition"] for stage in there.values()} == {"executed"}
+    assert {n: s["outputs"] for n, s in there.items()} == {
+        n: s["outputs"] for n, s in first.items()
+    }
+
+
+def test_extraction_and_training_in_ray_make_what_they_make_here(
+    ray: RayCluster, small: Path, first: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """To the draft: serving it takes as long again, and Slurm's test does."""
+    manifest = yaml.safe_load(small.read_text("utf-8"))
+    for stage in ("score", "release"):
+        del manifest["stages"][stage]
+    path = tmp_path / "draft.yaml"
+    path.write_text(yaml.safe_dump(manifest), "utf-8")
+    there = by_name(kimi_eagle(tmp_path / "runs", "submit", str(path), *at(ray)))
+    assert {stage["disposition"] for stage in there.values()} == {"executed"}
+    assert {name: stage["outputs"] for name, stage in there.items()} == {
+        name: first[name]["outputs"] for name in manifest["stages"]
+    }
 
 
 def test_only_lr_changed_runs_training_and_what_follows(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from clusters import ON_TWO_NODES
 from conftest import (
     HEAD,
+    TWO_PROCESSES,
     WITH_STATES,
     Answer,
     Project,
@@ -19,8 +22,10 @@ from conftest import (
 )
 from test_batch import said
 
+from kimi_eagle.executors import shared
+from kimi_eagle.executors.guard import EXIT, of_node
 from kimi_eagle.executors.local import LocalExecutor
-from kimi_eagle.executors.protocol import Needs, Node, Offer
+from kimi_eagle.executors.protocol import Needs, Node, Offer, Task, TaskLost
 from kimi_eagle.sizes import parse_seconds
 
 # Ids that no machine has: GPUs are given out by id, be they there or not.
@@ -166,3 +171,45 @@ def test_only_kinds_with_rows_share_them_out(head_project: Project) -> None:
     answer = head_project.submit("--set", "stages.head.resources.workers=2")
     assert answer.code == 2
     assert "only stages of kind extract and regenerate have rows to share out" in answer.err
+
+
+def test_several_nodes_are_refused_where_there_are_none(project: Project) -> None:
+    project.write(TWO_PROCESSES)
+    answer = project.submit("--set", ON_TWO_NODES)
+    assert answer.code == 2
+    assert "it asks for 2 nodes, and the local executor has this machine alone" in answer.err
+    answer = project.submit("--set", "stages.states.resources={nodes: 2}")
+    assert answer.code == 2
+    assert "only stages of kind train run on several nodes: leave `nodes` out" in answer.err
+    assert project.cli("runs", "--json").json["runs"] == []
+    three = ("--set", "stages.draft.resources.nodes=3")
+    answer = project.cli("validate", str(project.manifest), *three)
+    assert answer.code == 2
+    assert "3 devices on 3 nodes share the batches of an optimizer step" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({0: {"code": 0}}, None),
+        ({0: {"code": 0}, 1: {"code": 0}}, 0),
+        ({0: {"code": 137, "because": 1}, 1: {"code": 28}}, 28),
+        ({1: {"code": 1}}, None),
+    ],
+)
+def test_several_nodes_end_with_the_code_of_the_one_that_failed(
+    tmp_path: Path, said: dict[int, dict[str, int]], code: int | None
+) -> None:
+    task = Task("t", (), tmp_path, tmp_path / "log", tmp_path / "usage.json", needs=Needs(nodes=2))
+    for node, value in said.items():
+        (tmp_path / of_node(EXIT, node)).write_text(json.dumps(value))
+    assert shared.exit_code(task) == code
+    assert shared.over(task) is (code is not None)
+
+
+def test_a_node_whose_worker_was_killed_makes_lost_work_of_all(tmp_path: Path) -> None:
+    task = Task("t", (), tmp_path, tmp_path / "log", tmp_path / "usage.json", needs=Needs(nodes=3))
+    (tmp_path / of_node(EXIT, 0)).write_text('{"code": 1}')
+    (tmp_path / of_node(EXIT, 1)).write_text('{"code": 137}')
+    with pytest.raises(TaskLost, match="node 1 was ended by signal 9, nothing was heard of node 2"):
+        shared.exit_code(task)

@@ -1,82 +1,27 @@
-"""Stages in a real Ray cluster: two nodes on this machine, as Ray's own tests start them."""
+"""Stages in a real Ray cluster of two nodes."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator
+import os
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from clusters import ROWS_AND_STATES, extracting
-from conftest import WITH_STATES, Answer, Project, kill, new_project, wait_for, workers
+from clusters import ON_TWO_NODES, ROWS_AND_STATES, extracting, trained_by_two, training
+from conftest import (
+    TWO_PROCESSES,
+    WITH_STATES,
+    Answer,
+    Project,
+    kill,
+    new_project,
+    wait_for,
+    workers,
+)
+from ray_cluster import RayCluster, at
 from test_batch import said
 
-pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = pytest.mark.slow
-
-# In a process of its own: what Ray starts in a process, it cannot always end there.
-_CLUSTER = """
-import json, sys
-from ray.cluster_utils import Cluster
-
-room = {"num_cpus": 1, "object_store_memory": 80 << 20}
-cluster = Cluster(initialize_head=True, head_node_args={**room, "include_dashboard": False})
-nodes = {"n2": cluster.add_node(**room, num_gpus=2)}
-cluster.wait_for_nodes()
-print(json.dumps(cluster.address), flush=True)
-for line in sys.stdin:
-    what, _, name = line.strip().partition(" ")
-    if what == "kill":
-        cluster.remove_node(nodes.pop(name), allow_graceful=False)
-    else:
-        nodes[name] = cluster.add_node(**room, num_gpus=2)
-        cluster.wait_for_nodes()
-    print(json.dumps(name), flush=True)
-cluster.shutdown()
-"""
-
-
-class RayCluster:
-    """A head and a node of one CPU each; the second node has two GPUs, as Ray counts them."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_CLUSTER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.address = self._answer()
-
-    def ask(self, what: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return str(json.loads(self._process.stdout.readline()))
-
-    def stop(self) -> None:
-        self._process.communicate(timeout=60)
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[RayCluster]:
-    cluster = RayCluster()
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-def at(cluster: RayCluster) -> list[str]:
-    return ["--executor", "ray", "--set", f"executor.address={cluster.address}"]
 
 
 def test_a_manifest_comes_out_the_same_on_ray(
@@ -114,6 +59,69 @@ def test_a_coordinator_and_then_a_node_die_in_an_extraction(
     (run,) = project.cli("runs", "--json").json["runs"]
     assert [stage["disposition"] for stage in run["stages"]] == ["executed", "executed"]
     assert project.cli("verify", "--all").code == 0
+
+
+def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_on_one(
+    ray: RayCluster, two_processes: Answer, extracted: Project
+) -> None:
+    extracted.write(TWO_PROCESSES)
+    submit = extracted.start(
+        "submit", str(extracted.manifest), "--json", *at(ray), "--set", ON_TWO_NODES
+    )
+    with training(extracted) as processes:
+        guard = processes[1][0]
+        kill(int(Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1]))
+        wait_for(
+            lambda: not set(chain(*processes.values())) & workers(extracted.root).keys(),
+            "the end of all that the task had started",
+        )
+    answer = said(submit)
+    metrics = trained_by_two(answer)
+    assert "gone from the Ray cluster; beginning it again (1 of 2)" in answer.err
+    assert metrics["steps_run"] < metrics["steps"]
+    assert answer.outputs == two_processes.outputs
+    assert not workers(extracted.root)
+    assert not list((extracted.root / ".staging").iterdir())
+
+
+# Ray's own patience with a head that is gone, a minute, in seconds.
+IMPATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
+
+
+def test_a_head_that_dies_ends_a_run_in_words_and_another_cluster_completes_it(
+    ray: RayCluster, first_extraction: tuple[Project, Answer], tmp_path: Path
+) -> None:
+    project = new_project(tmp_path / "project", ROWS_AND_STATES)
+    doomed = RayCluster(**IMPATIENT)
+    try:
+        submit = project.start(
+            *("submit", str(project.manifest), "--json", *at(doomed)),
+            env={
+                **os.environ,
+                **IMPATIENT,
+                "KIMI_EAGLE_SILENCE_SECONDS": "6",
+                "KIMI_EAGLE_AWAY_SECONDS": "1",
+            },
+        )
+        with extracting(project):
+            doomed.ask("kill head")
+            answer = said(submit)
+        wait_for(lambda: not workers(project.root), "the end of all that was started")
+    finally:
+        doomed.stop()
+    assert answer.code == 1
+    away = f"the Ray cluster at {doomed.address} does not answer"
+    assert f"{away}, and the task has given no sign of life for" in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.dispositions == {"rows": "executed", "states": "failed"}
+    (run,) = project.cli("runs", "--json").json["runs"]
+    assert run["status"] == "failed"
+    answer = project.submit(*at(ray))
+    assert answer.code == 0, answer.err
+    assert answer.dispositions == {"rows": "reused", "states": "executed"}
+    assert answer.outputs["states"] == first_extraction[1].outputs["states"]
+    states = next(stage for stage in answer.json["stages"] if stage["name"] == "states")
+    assert states["metrics"]["rows_extracted"] < states["metrics"]["rows"], "some were kept"
 
 
 def test_what_the_cluster_does_not_have_is_refused_before_anything_starts(

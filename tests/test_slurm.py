@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from clusters import ROWS_AND_STATES, extracting
-from conftest import WITH_STATES, Answer, Project, kill, new_project
-from slurm_cluster import SlurmCluster, unpacked
+from clusters import (
+    ON_TWO_NODES,
+    ROWS_AND_STATES,
+    extracting,
+    trained_by_two,
+    training,
+)
+from conftest import (
+    TWO_PROCESSES,
+    WITH_STATES,
+    Answer,
+    Project,
+    kill,
+    new_project,
+    wait_for,
+    workers,
+)
+from slurm_cluster import SlurmCluster
 from test_batch import said
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    base = tmp_path_factory.mktemp("slurm")
-    unpacked(base)
-    cluster = SlurmCluster(base)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-def at_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
-    for name, value in slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    return slurm
 
 
 def test_a_manifest_comes_out_the_same_on_slurm(
@@ -134,3 +130,27 @@ def test_what_slurm_does_not_have_is_refused_before_anything_starts(
     answer = project.submit("--executor", "slurm", "--set", "stages.states.resources={time: 2h}")
     assert "needs 7200 s; the longest that is allowed is 3600 s" in answer.err
     assert project.cli("runs", "--json").json["runs"] == []
+
+
+def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_on_one(
+    at_slurm: SlurmCluster, two_processes: Answer, extracted: Project
+) -> None:
+    extracted.write(TWO_PROCESSES)
+    manifest = str(extracted.manifest)
+    submit = extracted.start(
+        "submit", manifest, "--json", "--executor", "slurm", "--set", ON_TWO_NODES
+    )
+    with training(extracted) as processes:
+        assert at_slurm.command("squeue", "-h", "-o", "%D %N").strip() == "2 n[1-2]"
+        kill(processes[1][0])
+        wait_for(
+            lambda: not set(chain(*processes.values())) & workers(extracted.root).keys(),
+            "the end of all that the job had started",
+        )
+    answer = said(submit)
+    metrics = trained_by_two(answer)
+    assert "nothing was heard of node 1; beginning it again (1 of 2)" in answer.err
+    assert metrics["steps_run"] < metrics["steps"]
+    assert answer.outputs == two_processes.outputs
+    assert not workers(extracted.root)
+    assert not list((extracted.root / ".staging").iterdir())

@@ -9,9 +9,12 @@ sent as if all added all gradients up, and the optimizer's time and memory are s
 
 from __future__ import annotations
 
+import functools
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,14 @@ from typing import Any
 import torch
 
 from kimi_eagle.artifacts.files import write_text
+from kimi_eagle.nodes import ADDRESS, here
+from kimi_eagle.parent import end_with
 
-# What a process leaves beside the job: the figures of the first, or why one failed.
-FIGURES, FAILURE = "ranks.json", "rank-failed.txt"
+# What a process leaves beside the job: the figures of the first, or why one failed, and where
+# those of several nodes meet.
+FIGURES, FAILURE, MEETING = "ranks.json", "rank-failed.txt", "meeting.txt"
+# How long a shared file system may take to show a file, and a node longer than another to begin.
+_APPEAR_SECONDS = 300.0
 
 
 class RanksFailed(RuntimeError):
@@ -84,22 +92,74 @@ class Group:
         self._dist.destroy_process_group()
 
 
-def launch(module: str, job: Path, devices: int) -> str:
-    """Run a module with a job in so many processes; returns what the first wrote as `FIGURES`.
+def launch(module: str, job: Path, devices: int, nodes: int = 1) -> str:
+    """Run a module with a job in so many processes on each node, those of this one being started
+    here; returns what the first of all wrote as `FIGURES`.
 
     Raises:
         RanksFailed: a process failed.
     """
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-    done = subprocess.run([sys.executable, *command, "-m", module, str(job)], check=False)
+    meeting = _meeting(job.parent, nodes) if nodes > 1 else ["--standalone"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={devices}"),
+            *(*meeting, "-m", module, str(job)),
+        ],
+        check=False,
+        preexec_fn=functools.partial(end_with, os.getpid()),
+    )
     failure = job.parent / FAILURE
     if failure.exists():
         raise RanksFailed(failure.read_text("utf-8"))
+    if done.returncode < 0 and nodes > 1:
+        # Not the training's own failure: whoever looks after this process is to see that.
+        os.kill(os.getpid(), -done.returncode)
     if done.returncode != 0:
         raise RanksFailed(
-            f"one of {devices} processes ended with {done.returncode}; the log has its last words"
+            f"one of {devices * nodes} processes ended with {done.returncode}; "
+            "the log has its last words"
         )
-    return (job.parent / FIGURES).read_text("utf-8")
+    return _appeared(job.parent / FIGURES)
+
+
+def _meeting(folder: Path, nodes: int) -> list[str]:
+    """How torchrun finds those of the other nodes: on the first, which says where that is.
+
+    Raises: RanksFailed: it did not say.
+    """
+    address = os.environ.get(ADDRESS) or socket.gethostname()
+    first = here() == 0
+    if first:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            write_text(folder / MEETING, f"{address}:{free.getsockname()[1]}")
+    endpoint = _appeared(folder / MEETING)
+    return [
+        f"--nnodes={nodes}",
+        f"--rdzv-id={folder.name}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-conf=is_host={int(first)}",
+        f"--local-addr={address}",
+    ]
+
+
+def _appeared(path: Path) -> str:
+    """What a process wrote, maybe on another node, once it shows here.
+
+    Raises: RanksFailed: it does not.
+    """
+    deadline = time.monotonic() + _APPEAR_SECONDS
+    while True:
+        try:
+            return path.read_text("utf-8")
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise RanksFailed(
+                    f"{path.name} of another node did not show in {path.parent} within "
+                    f"{_APPEAR_SECONDS:.0f} s: is that a file system that all nodes share?"
+                ) from None
+        time.sleep(0.1)
 
 
 def leave_failure(job: Path, text: str) -> None:

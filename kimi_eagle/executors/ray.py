@@ -34,7 +34,7 @@ class _Away(Exception):
 
 
 class RayTask:
-    """A detached actor and the subprocess that it started."""
+    """A detached actor and what it started: a subprocess, or on each of several nodes one."""
 
     def __init__(self, task: Task, cluster: RayExecutor):
         self._task = task
@@ -48,11 +48,11 @@ class RayTask:
         return {"actor": self._task.name}
 
     def waiting(self) -> str | None:
-        begun = shared.silence(self._task.folder) is not None
+        begun = shared.silence(self._task) is not None
         return None if begun else "waiting for room in the Ray cluster"
 
     def poll(self) -> int | None:
-        code = shared.exit_code(self._task.folder)
+        code = shared.exit_code(self._task)
         if code is not None:
             return code
         if not self._clock.due():
@@ -74,13 +74,13 @@ class RayTask:
     def _unheard(self, why: str) -> None:
         """A head that is gone need not have taken the task's node with it. Raises: TaskLost."""
         self._away_since = self._away_since or time.monotonic()
-        silence = shared.silence(self._task.folder)
+        silence = shared.silence(self._task)
         quiet = time.monotonic() - self._away_since if silence is None else silence
         if quiet > shared.SILENCE_SECONDS:
             raise TaskLost(f"{why}, and the task has given no sign of life for {quiet:.0f} s")
 
     def cancel(self) -> None:
-        if shared.exit_code(self._task.folder) is None:
+        if not shared.over(self._task):
             with contextlib.suppress(_Away):
                 self._cluster.ask("cancel", name=self._task.name)
 
@@ -110,8 +110,6 @@ class RayExecutor:
         return True
 
     def submit(self, task: Task) -> RayTask:
-        if task.needs.nodes > 1:
-            raise ExecutorError(f"{task.name}: the ray executor gives a task one node")
         try:
             self.ask(
                 "submit",
@@ -122,6 +120,7 @@ class RayExecutor:
                 cpus=task.needs.cpus or 1,
                 gpus=task.needs.gpus,
                 memory=task.needs.memory_bytes,
+                nodes=task.needs.nodes,
             )
         except _Away as away:
             raise ExecutorError(str(away)) from None

@@ -20,10 +20,13 @@ from kimi_eagle.executors.protocol import (
     Task,
     TaskLost,
 )
+from kimi_eagle.nodes import NODE
 
 _ASK_SECONDS = 2.0
 # What Slurm calls a job that was ended for no fault of its own.
 _LOST = {"NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED", "REQUEUED"}
+# And one that asked for too little.
+_FAULTS = {"TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"}
 _QUEUED = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _ALIVE = _QUEUED | {"RUNNING", "COMPLETING", "STAGE_OUT", "RESIZING", "SIGNALING", "STOPPED"}
 # Slurm gives what it ends half a minute between asking and killing, if nothing else is set.
@@ -65,7 +68,11 @@ class SlurmTask:
         return f"Slurm job {self._job}: {self._queued}" if self._queued else None
 
     def poll(self) -> int | None:
-        code = shared.exit_code(self._task.folder)
+        try:
+            code = shared.exit_code(self._task)
+            killed = None
+        except TaskLost as lost:
+            code, killed = None, lost
         if code == 0:
             return 0
         if not self._clock.due():
@@ -79,11 +86,15 @@ class SlurmTask:
             return None
         if name in _LOST:
             raise TaskLost(f"Slurm job {self._job}: {name}")
-        if code is not None and name not in ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"):
+        if code is not None and name not in _FAULTS:
             return code
+        if killed is not None and name not in {*_FAULTS, "CANCELLED"}:
+            raise killed
         if code is None and self._late < _LATE_LOOKS:
             self._late += 1
             return None
+        if code is None and self._task.needs.nodes > 1 and name in ("FAILED", "COMPLETED"):
+            raise TaskLost(f"Slurm job {self._job}: one of its nodes ended without a word")
         if name == "UNKNOWN":
             raise TaskLost(f"Slurm knows nothing of job {self._job} any more")
         with self._task.log.open("a", encoding="utf-8") as log:
@@ -91,7 +102,7 @@ class SlurmTask:
         return own or code or 1
 
     def cancel(self) -> None:
-        if shared.exit_code(self._task.folder) is not None:
+        if shared.over(self._task):
             return
         _ask("scancel", self._job)
         deadline = time.monotonic() + _END_SECONDS
@@ -176,9 +187,26 @@ class SlurmExecutor:
         lines += [self._settings.setup] if self._settings.setup else []
         for name, value in shared.environment(task).items():
             lines.append(f"export {name}={shlex.quote(value)}")
-        return "\n".join(
-            [*lines, f"exec {shlex.join(shared.command(task, self._settings.python))}", ""]
-        )
+        command = shlex.join(shared.command(task, self._settings.python))
+        if task.needs.nodes > 1:
+            command = shlex.join(_on_each(task.needs, command))
+        return "\n".join([*lines, f"exec {command}", ""])
+
+
+def _on_each(needs: Needs, command: str) -> list[str]:
+    """A command line that runs another on each node of a job, told which one it is on; all are
+    ended when one is killed."""
+    return [
+        "srun",
+        f"--nodes={needs.nodes}",
+        f"--ntasks={needs.nodes}",
+        "--ntasks-per-node=1",
+        *([f"--cpus-per-task={needs.cpus}"] if needs.cpus else []),
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+        # Its own standard input is a pipe that has ended, which tells a guard to end too.
+        *("sh", "-c", f'export {NODE}="$SLURM_NODEID"; exec {command} </dev/null'),
+    ]
 
 
 def _state(job: str) -> tuple[str, str, int] | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import chain, islice
 from typing import Any, TypeVar
 
+from kimi_eagle.parent import end_with
+
 T = TypeVar("T")
 R = TypeVar("R")
 
-_PR_SET_PDEATHSIG = 1
 _work: Callable[[Any], Any] | None = None
 """What the processes do: they are forked with it, tokenizer and all, so that it is loaded once."""
 
@@ -45,7 +44,7 @@ def in_order(items: Iterable[T], work: Callable[[T], R], processes: int) -> Iter
     # Forked processes have the tokenizer already, in memory that they share.
     context = multiprocessing.get_context("fork")
     waiting: deque[tuple[T, Future[R]]] = deque()
-    with ProcessPoolExecutor(processes, context, _at_birth, (os.getpid(),)) as pool:
+    with ProcessPoolExecutor(processes, context, end_with, (os.getpid(),)) as pool:
         try:
             for item in stream:
                 waiting.append((item, pool.submit(_call, item)))
@@ -63,10 +62,3 @@ def in_order(items: Iterable[T], work: Callable[[T], R], processes: int) -> Iter
 def _call(item: Any) -> Any:
     assert _work is not None
     return _work(item)
-
-
-def _at_birth(parent: int) -> None:
-    """No process outlives the one that it works for."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

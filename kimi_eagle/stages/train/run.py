@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from kimi_eagle.draft.snapshot import BadSnapshot, Progress
 from kimi_eagle.draft.trainer import Alone, Data, Peers, Stopped, Trainer
 from kimi_eagle.draft.vocab import BadVocab, VocabMap, load_map
 from kimi_eagle.job import EVENTS, JOB, EventWriter, Job, StageFailed
+from kimi_eagle.parent import end_with
 from kimi_eagle.rows.table import TRAIN, VALIDATE, Rows, load_rows
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.train.spec import TrainParams
@@ -35,17 +38,20 @@ from kimi_eagle.verifiers.facts import read_facts
 
 
 def run(context: Context) -> dict[str, Any]:
-    if context.params.devices == 1:
+    params = context.params
+    if params.processes == 1:
         return _told(context, Alone())
     job = Path(context.job.folder) / JOB
+    module = "kimi_eagle.stages.train.run"
     try:
-        return dict(json.loads(launch("kimi_eagle.stages.train.run", job, context.params.devices)))
+        return dict(json.loads(launch(module, job, params.devices, params.resources.nodes)))
     except RanksFailed as error:
         raise StageFailed(str(error)) from None
 
 
 def main(arguments: list[str]) -> int:
     """One of several processes: `torchrun -m kimi_eagle.stages.train.run JOB.json`."""
+    end_with(os.getppid())  # torchrun starts it in a session of its own, where nothing else ends it
     job = Path(arguments[0])
     read = Job.read(job)
     params = TrainParams.model_validate(read.params, strict=False)
@@ -93,7 +99,7 @@ def _run(context: Context, peers: Peers) -> dict[str, Any]:
     freeze_as(model, dtype_of(params))
     model.to(device)
     reporter = _Reporter(context, silent=peers.rank != 0)
-    rows = _rows(context, pin=device.type == "cuda")
+    rows = _rows(context, reporter.note, pin=device.type == "cuda")
     batch = rows.train.loader.load(_probed(rows.train), 0).to(device)
     compute = that_works(model, params, device, batch, reporter.note)
     agreement = _agreement(params, batch, compute, head, vocab, facts.rms_norm_eps)
@@ -168,7 +174,7 @@ class _RowsToTrainOn:
     figures: dict[str, int]
 
 
-def _rows(context: Context, *, pin: bool) -> _RowsToTrainOn:
+def _rows(context: Context, note: Callable[[str], None], *, pin: bool) -> _RowsToTrainOn:
     """The rows of both splits, found in the state store.
 
     Raises: StageFailed: a row is not there as it was extracted, or none is left to train on.
@@ -202,11 +208,11 @@ def _rows(context: Context, *, pin: bool) -> _RowsToTrainOn:
             "tokens): nothing can be learnt"
         )
     if figures["rows_without_supervision"]:
-        context.events.note(
+        note(
             f"{figures['rows_without_supervision']} rows have no supervised token and are left out"
         )
     if figures["rows_without_states"]:
-        context.events.note(
+        note(
             f"{figures['rows_without_states']} of {len(rows)} rows have no states and are left out"
         )
     positions = sum(item.positions for item in train.items)

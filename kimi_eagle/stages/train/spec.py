@@ -160,7 +160,8 @@ class TrainParams(StageParams):
     """On a GPU, figures are read off the device every so many steps; each step is logged."""
     devices: Annotated[Positive, OUTSIDE_KEY] = 1
     """Processes of one device each that share the batches of a step (`accumulate`), and the
-    optimizer: its state and its step, parameter by parameter."""
+    optimizer: its state and its step, parameter by parameter. With `resources: {nodes: N}` there
+    are so many on each node."""
 
     @model_validator(mode="after")
     def _has_a_vocabulary(self) -> TrainParams:
@@ -173,12 +174,20 @@ class TrainParams(StageParams):
 
     @model_validator(mode="after")
     def _devices_have_work(self) -> TrainParams:
-        if self.devices > self.accumulate:
+        if self.processes > self.accumulate:
+            nodes = self.resources.nodes
+            on_nodes = f" on {nodes} nodes" if nodes > 1 else ""
             raise ValueError(
-                f"{self.devices} devices share the batches of an optimizer step, of which there "
-                f"are {self.accumulate}: raise `accumulate` to a multiple of `devices`"
+                f"{self.processes} devices{on_nodes} share the batches of an optimizer step, of "
+                f"which there are {self.accumulate}: raise `accumulate` to a multiple of `devices`"
+                f"{' times `nodes`' if nodes > 1 else ''}"
             )
         return self
+
+    @property
+    def processes(self) -> int:
+        """How many share the batches of a step, on all nodes."""
+        return self.devices * self.resources.nodes
 
     @property
     def retention(self) -> Keep:
