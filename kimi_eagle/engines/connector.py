@@ -188,12 +188,17 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
             return None
         at = self._ring.take(self._size(blocks, tokens))
         assert at is not None, "there was room"
-        listed = self._memory[at : at + 8 * blocks].view(torch.int64)
-        listed.copy_(torch.tensor([block for save in saves for block in save.blocks]))
+        assert self._writers is not None
         states_at = at + aligned(8 * blocks)
         ids_at = states_at + aligned(self._block_bytes * blocks)
-        every = b"".join([save.token_ids for save in saves])
-        self._memory[ids_at : ids_at + 4 * tokens] = torch.frombuffer(every, dtype=torch.uint8)
+        # Plain copies: torch shares out those of more than 32 KiB among threads, and waits for each
+        # of them to get a core.
+        numbers = array("q", [block for save in saves for block in save.blocks])
+        self._writers.memory[at : at + 8 * blocks] = numbers.tobytes()
+        self._writers.memory[ids_at : ids_at + 4 * tokens] = b"".join(
+            [save.token_ids for save in saves]
+        )
+        listed = self._memory[at : at + 8 * blocks].view(torch.int64)
         return _Group(saves, listed, states_at, ids_at)
 
     def _copy(self, group: _Group) -> None:
