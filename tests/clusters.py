@@ -7,8 +7,8 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from conftest import Answer, Project, is_guard, wait_for, workers
 
@@ -79,10 +79,19 @@ def training(project: Project) -> Iterator[dict[int, list[int]]]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def trained_by_two(answer: Answer) -> dict[str, Any]:
-    """The figures of a training by two processes, of hidden states that were there already."""
+def wait_for_their_end(project: Project, processes: dict[int, list[int]]) -> None:
+    """Until none is left of what a task had started on any node."""
+    started = set(chain(*processes.values()))
+    wait_for(lambda: not started & workers(project.root).keys(), "the end of all nodes' processes")
+
+
+def require_gone_on(project: Project, answer: Answer, unbroken: Answer) -> None:
+    """That a training whose node died went on from a snapshot, to the bytes of an unbroken one."""
     assert answer.code == 0, answer.err
     assert answer.dispositions["states"] == "reused"
     (metrics,) = (stage["metrics"] for stage in answer.json["stages"] if stage["name"] == "draft")
     assert metrics["devices"] == 2
-    return dict(metrics)
+    assert metrics["steps_run"] < metrics["steps"]
+    assert answer.outputs == unbroken.outputs
+    assert not workers(project.root)
+    assert not list((project.root / ".staging").iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import DEMO
 
-from kimi_eagle.engines.cache_blocks import ENOUGH, block_tokens, smallest
+from kimi_eagle.engines.cache_blocks import ENOUGH, block_tokens, even_block
 from kimi_eagle.verifiers.facts import read_facts
 
 SMOLLM2, LLAMA_8B = (768, 4608), (4096, 4 * 4096 * 2)
@@ -23,7 +23,7 @@ def test_a_block_of_states_divides_one_of_keys_and_values(
     verifier: tuple[int, int], tokens: int, states: int
 ) -> None:
     attention_bytes, states_bytes = verifier
-    assert smallest(attention_bytes, states_bytes) == tokens
+    assert even_block(attention_bytes, states_bytes) == tokens
     # As vLLM 0.26 sizes it.
     assert tokens * attention_bytes // states_bytes == states
 
@@ -35,7 +35,7 @@ def test_whatever_the_sizes_no_multiple_of_sixteen_hashes_in_larger_steps() -> N
                 tokens: min(gcd(tokens, max(tokens * attention_bytes // states_bytes, 1)), ENOUGH)
                 for tokens in range(16, 1025, 16)
             }
-            found = smallest(attention_bytes, states_bytes)
+            found = even_block(attention_bytes, states_bytes)
             assert steps[found] == max(steps.values())
             assert all(step < steps[found] for tokens, step in steps.items() if tokens < found)
 

