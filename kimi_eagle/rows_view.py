@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kimi_eagle.identity import digest_file, short
 from kimi_eagle.records import ArtifactRecord
-from kimi_eagle.registry.search import Search
+from kimi_eagle.registry.search import RunFilter, Search
+from kimi_eagle.registry.store import UnknownDigest
 from kimi_eagle.rows.buckets import BUCKETS, KEPT
 from kimi_eagle.rows.records import place
 from kimi_eagle.verifiers.facts import VerifierError
@@ -151,6 +152,8 @@ def rows(
     """Rows of a rows artifact, by their numbers from 0.
 
     Args:
+        prefix: the start of its hash, or the name of the stage that made it in the newest run that
+            has such a stage.
         sample: as many more, from the first to the last at equal distances.
         tokenizer: a folder, or a tokenizer.json, to decode with; None finds the one that the rows
             were made with.
@@ -161,7 +164,7 @@ def rows(
         UnknownDigest, AmbiguousDigest: see `Search.find`.
         OSError: a file cannot be read.
     """
-    digest, kind = Search(registry).find(prefix, what="artifact")
+    digest, kind = _named(registry, prefix)
     artifact = registry.artifact(digest)
     if artifact is None or artifact.kind != ROWS:
         raise LookupError(f"{short(digest)} is a {kind}, and --row shows a row of a rows artifact")
@@ -178,6 +181,22 @@ def rows(
     decoder = _decoder(_tokenizer_file(root, registry, digest, tokenizer))
     names = _names(registry, digest)
     return [_view(table, number, decoder, names) for number in numbers]
+
+
+def _named(registry: Registry, said: str) -> tuple[str, str]:
+    """What the start of a hash names, or else a stage: its hash and kind.
+
+    Raises: UnknownDigest, AmbiguousDigest: neither does.
+    """
+    search = Search(registry)
+    try:
+        return search.find(said, what="artifact")
+    except UnknownDigest:
+        for run in search.runs(RunFilter(stage=said), 1):
+            for stage in registry.stages_of(run.id):
+                if stage.stage == said and ROWS in stage.outputs:
+                    return stage.outputs[ROWS], ROWS
+        raise
 
 
 def spread(count: int, sample: int) -> list[int]:

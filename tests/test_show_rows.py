@@ -236,6 +236,16 @@ def test_a_row_is_shown_as_ids_mask_tokens_and_place(
     assert "".join(span["text"] for span in found["spans"]) == text
 
 
+def test_rows_are_named_by_their_stage_too(first_run: tuple[Project, Answer], rows: str) -> None:
+    project, _ = first_run
+    by_stage = project.cli("show", "rows", "--row", "3", "--json")
+    assert by_stage.code == 0, by_stage.err
+    assert by_stage.json == project.cli("show", rows, "--row", "3", "--json").json
+    for name in ("head", "no_such_stage"):
+        refused = project.cli("show", name, "--row", "0")
+        assert (refused.code, f"no artifact starts with {name}" in refused.err) == (2, True)
+
+
 def test_what_is_supervised_is_marked_in_a_pipe_and_coloured_where_there_is_colour(
     first_run: tuple[Project, Answer], rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

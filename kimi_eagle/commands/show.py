@@ -21,7 +21,8 @@ def add(commands: Subparsers) -> None:
         type=int,
         metavar="N",
         dest="rows",
-        help="of rows, show row N (from 0) as text, what is supervised marked (repeatable)",
+        help="of rows, show row N (from 0) as text, what is supervised marked (repeatable); HASH "
+        "may be the name of the stage that made them too, in the newest run that has it",
     )
     parser.add_argument(
         "--sample",
