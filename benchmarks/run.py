@@ -59,6 +59,8 @@ def executed(registry: Registry, stage: ExecutionRecord) -> ExecutionRecord:
 
 def figures_of(registry: Registry, root: Path, made: ExecutionRecord) -> Iterator[Figure]:
     found = made.metrics
+    if not made.outputs:
+        return  # it failed, or was ended
     if made.kind == "regenerate" and found.get("answers_generated"):
         yield "regenerate_tokens", rate(found["answer_tokens"], found["seconds_asking"]), *PER_S
     elif made.kind == "extract" and found.get("tokens_extracted"):

@@ -22,7 +22,7 @@ from kimi_eagle.states.contract import LayerContract
 
 # Of each process: one core looks rows through and digests them, while another writes.
 _THREADS = 2
-_MOST_PROCESSES = 4
+_MOST_PROCESSES = 8
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Writers:
         os.ftruncate(ring, ring_bytes)
         self.memory = mmap.mmap(ring, ring_bytes)
         cores = len(os.sched_getaffinity(0))
-        count = processes or max(1, min(_MOST_PROCESSES, cores // 4))
+        count = processes or max(1, min(_MOST_PROCESSES, cores // 2))
         threads = max(1, min(_THREADS, cores // 2))
         self._writers = [
             WriterProcess(spool, contract, shard_bytes, ring, ring_bytes, threads)
