@@ -15,16 +15,19 @@ to the same cores; the example connector does not run there.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,7 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
         "eager": not given.compiled,
         "repeat": given.repeat,
         "pairs": [round(pair, 4) for pair in pairs],
+        "turns": {side: [round(rate) for rate in found] for side, found in rates.items()},
     }
     ours = statistics.median(rates["ours"])
     figures.emit("extract_tokens", ours, "tokens/s", plain, **more)
@@ -160,7 +164,9 @@ class Side:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
+        atexit.register(self.end)
 
     def wait(self) -> str:
         """Its next answer; what the engine prints besides is passed over."""
@@ -178,8 +184,9 @@ class Side:
         return [float(part) for part in self.wait().split()]
 
     def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        """With its engine, which takes its time to end by itself, or outlives it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
@@ -189,9 +196,6 @@ def _side(side: str, job: Mapping[str, Any]) -> None:
     print("answer ready", flush=True)
     for turn, _ in enumerate(sys.stdin):
         print("answer", *runs.turn(turn), flush=True)
-    if isinstance(runs, Speculators):
-        runs.end()
-    os._exit(0)  # an engine takes its time to end, and nothing of it is wanted
 
 
 class Plain:
@@ -326,10 +330,6 @@ class Speculators:
             raise SystemExit(f"generate-offline-data failed:\n{done.stdout[-4000:]}")
         shutil.rmtree(out)
         return [float(timed[1])]
-
-    def end(self) -> None:
-        self.server.terminate()
-        self.server.wait()
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
