@@ -28,7 +28,8 @@ _CIRCUMSTANCES = {
 }  # fmt: skip
 _FIGURE = {"name", "value", "unit", "baseline", "ratio"}
 _BESIDE = {
-    "median", "nodes", "pairs", "turns", "pages", "kilobytes", "page", "per_position", "tokens", "run",
+    "median", "nodes", "pairs", "turns", "pages", "kilobytes", "page", "per_position", "tokens",
+    "run",
     "version", "stages_seconds",
 }  # fmt: skip
 
