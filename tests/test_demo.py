@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from command import by_name, kimi_eagle
-from ray_cluster import RayCluster, at
-from slurm_cluster import SlurmCluster
+from ray_cluster import at
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "manifests"
@@ -99,29 +98,23 @@ def test_rows_that_are_held_are_not_extracted_again(
     assert other["states"]["outputs"] != demo["states"]["outputs"]
 
 
-def test_the_whole_way_in_slurm_makes_what_it_makes_here(
-    at_slurm: SlurmCluster, small: Path, first: dict[str, dict[str, Any]], tmp_path: Path
+@pytest.mark.parametrize("cluster", ["slurm", "ray"])
+def test_the_whole_way_in_a_cluster_makes_what_it_makes_here(
+    cluster: str,
+    request: pytest.FixtureRequest,
+    small: Path,
+    first: dict[str, dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
-    there = by_name(kimi_eagle(tmp_path, "submit", str(small), "--executor", "slurm"))
+    if cluster == "slurm":
+        request.getfixturevalue("at_slurm")
+        where = ["--executor", "slurm"]
+    else:
+        where = at(request.getfixturevalue("ray"))
+    there = by_name(kimi_eagle(tmp_path, "submit", str(small), *where))
     assert {stage["disposition"] for stage in there.values()} == {"executed"}
     assert {n: s["outputs"] for n, s in there.items()} == {
         n: s["outputs"] for n, s in first.items()
-    }
-
-
-def test_extraction_and_training_in_ray_make_what_they_make_here(
-    ray: RayCluster, small: Path, first: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    """To the draft: serving it takes as long again, and Slurm's test does."""
-    manifest = yaml.safe_load(small.read_text("utf-8"))
-    for stage in ("score", "release"):
-        del manifest["stages"][stage]
-    path = tmp_path / "draft.yaml"
-    path.write_text(yaml.safe_dump(manifest), "utf-8")
-    there = by_name(kimi_eagle(tmp_path / "runs", "submit", str(path), *at(ray)))
-    assert {stage["disposition"] for stage in there.values()} == {"executed"}
-    assert {name: stage["outputs"] for name, stage in there.items()} == {
-        name: first[name]["outputs"] for name in manifest["stages"]
     }
 
 
