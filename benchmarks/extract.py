@@ -184,7 +184,8 @@ class Side:
         return [float(part) for part in self.wait().split()]
 
     def end(self) -> None:
-        """With its engine, which takes its time to end by itself, or outlives it."""
+        """With its engine, which takes its time to end by itself, or outlives it. Once."""
+        atexit.unregister(self.end)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

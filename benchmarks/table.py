@@ -29,8 +29,7 @@ _CIRCUMSTANCES = {
 _FIGURE = {"name", "value", "unit", "baseline", "ratio"}
 _BESIDE = {
     "median", "nodes", "pairs", "turns", "pages", "kilobytes", "page", "per_position", "tokens",
-    "run",
-    "version", "stages_seconds",
+    "run", "version", "stages_seconds",
 }  # fmt: skip
 
 

@@ -38,10 +38,10 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
             "model": job["draft"],
             "num_speculative_tokens": job["draft_tokens"],
         }
-    # No more can ever come together. Besides, vLLM 0.26 warms a GPU up with all of these tokens,
-    # dealt out to as few requests: one that is longer than it may be reads past its blocks.
-    together_at_most = job["batch"] * job["max_model_len"]
-    options["max_num_batched_tokens"] = min(options["max_num_batched_tokens"], together_at_most)
+    # No more can ever come together. Besides, vLLM 0.26's sources warm a GPU up with all of these
+    # tokens, dealt out to `max_num_seqs` requests: one longer than a request may be has no blocks.
+    most = job["batch"] * job["max_model_len"]
+    options["max_num_batched_tokens"] = min(options["max_num_batched_tokens"], most)
     llm = LLM(**options, max_num_seqs=job["batch"], disable_log_stats=False)
     while job["after"] is not None and not Path(job["after"]).exists():
         time.sleep(0.05)
