@@ -36,7 +36,7 @@ from kimi_eagle.rows.table import load_rows
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.context import Context
 from kimi_eagle.stages.regenerate import run as regenerate_run
-from kimi_eagle.stages.regenerate.spec import Regenerate, RegenerateParams
+from kimi_eagle.stages.regenerate.spec import AnswerEngine, Regenerate, RegenerateParams
 from kimi_eagle.verifiers.facts import read_facts
 
 END = "<|im_end|>"
@@ -572,7 +572,7 @@ def test_what_decides_the_answers_is_part_of_the_key(fields: dict[str, Any]) -> 
 
 
 def test_where_and_how_many_at_once_is_not() -> None:
-    placed = {"chunk": 7, "shards": 2, "save_every": 1}
+    placed = {"chunk": 7, "shards": 4, "engines_per_gpu": 2, "save_every": 1}
     assert identity(**placed) == identity()
     assert identity(engine={"kind": "vllm", "tensor_parallel": 8}) == identity()
     served = {"kind": "vllm", "endpoint": "https://host/v1", "model": "m", "concurrency": 1}
@@ -632,6 +632,22 @@ def test_engines_at_once_share_no_prompt(renderer: Renderer) -> None:
     prompts = [{dialogue.prompt() for dialogue in share} for share in shares]
     assert sum(map(len, prompts)) == len(set().union(*prompts)) == 7
     assert regenerate_run._dealt(dialogues, 1) == [dialogues]
+
+
+def test_engines_have_gpus_of_their_own_or_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices(shards: int, per_gpu: int, tensor_parallel: int = 1) -> list[str]:
+        engine = AnswerEngine(tensor_parallel=tensor_parallel)
+        environments = regenerate_run._environments(shards, engine, per_gpu, cpu=False)
+        return [environment["CUDA_VISIBLE_DEVICES"] for environment in environments]
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+    assert devices(4, 1) == ["3", "5", "6", "7"]
+    assert devices(5, 3) == ["3", "3", "3", "5", "5"]
+    assert devices(4, 2, tensor_parallel=2) == ["3,5", "3,5", "6,7", "6,7"]
+    with pytest.raises(StageFailed, match=r"6 shards of 1 GPUs, 1 on the same, need 6; .* names 4"):
+        devices(6, 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert devices(4, 2) == ["0", "0", "1", "1"]
 
 
 def test_prompts_of_rows_are_found_in_their_source_and_parted_from_others(

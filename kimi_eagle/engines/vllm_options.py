@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from kimi_eagle.job import StageFailed
 
 
 def common_options(job: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` for a verifier.
 
-    `job` holds `model`, `max_model_len`, `multimodal` and the engine of the manifest (`engine`).
+    `job` holds `model`, `max_model_len`, `multimodal` and the engine of the manifest (`engine`);
+    `sharing`, if it is there, is how many engines are started on the same GPU at the same time.
     """
     engine = job["engine"]
     options: dict[str, Any] = {
@@ -25,8 +29,30 @@ def common_options(job: Mapping[str, Any]) -> dict[str, Any]:
         "enable_prefix_caching": False,
     }
     if not job["cpu"]:
-        options["gpu_memory_utilization"] = engine["gpu_memory_utilization"]
+        sharing = job.get("sharing", 1)
+        options["gpu_memory_utilization"] = engine["gpu_memory_utilization"] / sharing
+        if sharing > 1:
+            options["kv_cache_memory_bytes"] = _kv_cache_bytes(job, sharing)
     if job["multimodal"]:
         # Text only: without this vLLM reserves encoder memory for a full-size image.
         options["limit_mm_per_prompt"] = {"vision_chunk": 0}
     return options
+
+
+def _kv_cache_bytes(job: Mapping[str, Any], sharing: int) -> int:
+    """Half of what an engine's part of the GPU has left beside the weights.
+
+    vLLM would measure it, and take what the others allocate meanwhile for its own.
+    """
+    from vllm.platforms import current_platform
+
+    engine = job["engine"]
+    part = current_platform.get_device_total_memory() * engine["gpu_memory_utilization"] / sharing
+    weights = sum(path.stat().st_size for path in Path(job["model"]).glob("*.safetensors"))
+    left = part - weights / engine["tensor_parallel"]
+    if left <= 0:
+        raise StageFailed(
+            f"{sharing} engines on one GPU have {part / 2**30:.1f} GiB each, and the weights alone "
+            f"take {weights / engine['tensor_parallel'] / 2**30:.1f}: lower engines_per_gpu"
+        )
+    return int(left / 2)

@@ -174,11 +174,12 @@ def _ask_vllm(
     if cpu != cpu_build():
         raise StageFailed("vLLM here is not the build for this machine (extras `cpu` and `gpu`)")
     shares = _dealt(missing, params.shards)
-    environments = list(_environments(len(shares), params.engine, cpu))
+    environments = list(_environments(len(shares), params.engine, params.engines_per_gpu, cpu))
     new = context.scratch("new")
     job = {
         "model": str(context.verifier.path),
         "engine": params.engine.model_dump(mode="json"),
+        "sharing": min(params.engines_per_gpu, len(shares)),
         "cpu": cpu,
         "multimodal": context.verifier.facts.model_type == "kimi_k25",
         "max_model_len": min(asking.max_length + 1, context.verifier.facts.max_positions),
@@ -220,12 +221,11 @@ def _dealt(dialogues: Sequence[Dialogue], shares: int) -> list[list[Dialogue]]:
     return [share for share in dealt if share]
 
 
-def _environments(shares: int, engine: Any, cpu: bool) -> Iterator[dict[str, str]]:
+def _environments(shares: int, engine: Any, per_gpu: int, cpu: bool) -> Iterator[dict[str, str]]:
     """The environment of each of several engines at once: GPUs, or cores, of its own."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed = (
-        devices.split(",") if devices else [str(n) for n in range(shares * engine.tensor_parallel)]
-    )
+    needed = -(-shares // per_gpu) * engine.tensor_parallel
+    listed = devices.split(",") if devices else [str(n) for n in range(needed)]
     cores = sorted(os.sched_getaffinity(0))
     for share in range(shares):
         env = environment(engine.cpu_kv_cache_gib)
@@ -233,14 +233,13 @@ def _environments(shares: int, engine: Any, cpu: bool) -> Iterator[dict[str, str
             own = cores[share::shares] or [cores[share % len(cores)]]
             env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own))
         elif shares > 1:
-            first = share * engine.tensor_parallel
-            own_devices = listed[first : first + engine.tensor_parallel]
-            if len(own_devices) < engine.tensor_parallel:
+            if len(listed) < needed:
                 raise StageFailed(
-                    f"{shares} shards of {engine.tensor_parallel} GPUs need "
-                    f"{shares * engine.tensor_parallel}; CUDA_VISIBLE_DEVICES names {len(listed)}"
+                    f"{shares} shards of {engine.tensor_parallel} GPUs, {per_gpu} on the same, "
+                    f"need {needed}; CUDA_VISIBLE_DEVICES names {len(listed)}"
                 )
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(own_devices)
+            first = share // per_gpu * engine.tensor_parallel
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(listed[first : first + engine.tensor_parallel])
         yield env
 
 

@@ -79,8 +79,11 @@ class RegenerateParams(StageParams):
     """What a record that cannot be read does: end the stage, or be counted and left out."""
     engine: AnswerEngine = AnswerEngine()
     shards: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
-    """vLLM engines at work at the same time, each on `tensor_parallel` GPUs of its own and on its
-    share of the conversations."""
+    """vLLM engines at work at the same time, each on `tensor_parallel` GPUs and on its share of the
+    conversations."""
+    engines_per_gpu: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
+    """Of these `shards`, how many are on the same GPUs and divide their memory. A verifier of a few
+    hundred million parameters waits for one engine's Python, not for the GPU."""
     chunk: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 4096
     """Prompts in an engine's queue at once."""
     save_every: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 512
