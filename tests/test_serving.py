@@ -21,6 +21,7 @@ from kimi_eagle.draft.reading import draft_config
 from kimi_eagle.draft.release import check_against
 from kimi_eagle.draft.simulator import simulate
 from kimi_eagle.engines.endpoint_generate import generate
+from kimi_eagle.engines.vllm_options import draft_options
 from kimi_eagle.rows.render import Renderer
 from kimi_eagle.rows.tokenizer import load_tokenizer
 from kimi_eagle.stages.evaluate.report import gap
@@ -180,6 +181,10 @@ def server(store: Path, demo: dict[str, Any]) -> Iterator[str]:
     assert words[:2] == ["vllm", "serve"]
     # Of this machine and this verifier, not of the draft.
     here = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--max-num-seqs", "1"]
+    job = {"draft": None, "draft_tokens": 3, "cpu": True, "mla": True}
+    needed = draft_options(job, amx=torch.cpu._is_amx_tile_supported())
+    if "worker_extension_cls" in needed:  # as docs/troubleshooting.md says
+        here += ["--worker-extension-cls", needed["worker_extension_cls"]]
     with vllm(store / "server.log", *words[1:], *here, *demo_options()) as address:
         yield address
 

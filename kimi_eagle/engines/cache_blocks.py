@@ -24,7 +24,7 @@ def block_tokens(facts: VerifierFacts, states_bytes: int, tensor_parallel: int) 
     Args:
         states_bytes: hidden states of one token, all layers, as the engine holds them.
     """
-    if facts.text_config.get("kv_lora_rank") is not None:
+    if facts.mla:
         return None  # states share the blocks of the latents, whatever their size
     heads = max(facts.num_kv_heads // tensor_parallel, 1)
     return even_block(2 * 2 * heads * facts.head_dim, states_bytes)

@@ -15,7 +15,7 @@ from typing import Any
 
 from kimi_eagle.engines.asking import Answer, single_streams
 from kimi_eagle.engines.launch import main
-from kimi_eagle.engines.vllm_options import common_options
+from kimi_eagle.engines.vllm_options import common_options, draft_options
 from kimi_eagle.job import EventWriter
 
 
@@ -29,15 +29,13 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns: `runs`, see `single_streams`, and `batched`: the same in batches, or None.
     """
+    import torch
     from vllm import LLM, SamplingParams
 
     options = common_options(job)
     if job["draft"] is not None:
-        options["speculative_config"] = {
-            "method": "eagle3",
-            "model": job["draft"],
-            "num_speculative_tokens": job["draft_tokens"],
-        }
+        # By torch's private word, since vLLM goes by it when it takes the verifier's kernel.
+        options |= draft_options(job, amx=torch.cpu._is_amx_tile_supported())
     # No more can ever come together. Besides, vLLM 0.26's sources warm a GPU up with all of these
     # tokens, dealt out to `max_num_seqs` requests: one longer than a request may be has no blocks.
     most = job["batch"] * job["max_model_len"]

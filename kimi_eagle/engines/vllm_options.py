@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,24 @@ def common_options(job: Mapping[str, Any]) -> dict[str, Any]:
     if job["multimodal"]:
         # Text only: without this vLLM reserves encoder memory for a full-size image.
         options["limit_mm_per_prompt"] = {"vision_chunk": 0}
+    return options
+
+
+def draft_options(job: Mapping[str, Any], *, amx: bool) -> dict[str, Any]:
+    """Further keyword arguments where a draft is served.
+
+    Args (besides those of `job`, which holds `draft`, `draft_tokens` and `mla`, whether the
+        verifier has it): amx: whether this machine's processor has AMX.
+    """
+    options: dict[str, Any] = {
+        "speculative_config": {
+            "method": "eagle3",
+            "model": job["draft"],
+            "num_speculative_tokens": job["draft_tokens"],
+        }
+    }
+    if job["cpu"] and job["mla"] and platform.machine() == "x86_64" and not amx:
+        options["worker_extension_cls"] = "kimi_eagle.engines.draft_attention.InBlocksOf16"
     return options
 
 

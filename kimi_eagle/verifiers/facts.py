@@ -66,6 +66,11 @@ class VerifierFacts:
     text_config: dict[str, Any]
 
     @property
+    def mla(self) -> bool:
+        """Whether it caches a latent of each token, instead of keys and values by head."""
+        return self.text_config.get("kv_lora_rank") is not None
+
+    @property
     def embed_tokens(self) -> str:
         return f"{self.prefix}model.embed_tokens.weight"
 

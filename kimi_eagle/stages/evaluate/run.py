@@ -123,6 +123,7 @@ def _job(context: Context, conversations: list[dict[str, Any]]) -> dict[str, Any
         "thinking": params.thinking,
         "max_model_len": min(room, verifier.facts.max_positions),
         "multimodal": verifier.facts.model_type == "kimi_k25",
+        "mla": verifier.facts.mla,
         "cpu": not has_gpu(),
         "engine": params.engine.model_dump(mode="json"),
         "events": str(Path(context.job.folder) / EVENTS),
