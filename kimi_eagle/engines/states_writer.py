@@ -32,6 +32,7 @@ from kimi_eagle.states.stored_row import StoredRow, store
 # How long it sleeps when nothing comes, seconds: how late it notices that it is asked to close.
 _IDLE = 0.01
 _MESSAGE = 1 << 20
+_YIELDS = 10
 _FOLDER = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -191,6 +192,8 @@ class Writer:
 
 
 def main() -> None:
+    # The engine's own thread goes first: what it waits for a core, the GPU waits.
+    os.nice(_YIELDS)
     torch.set_num_threads(1)
     writer = Writer(json.loads(sys.argv[1]))
     code = 0
