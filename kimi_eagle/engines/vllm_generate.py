@@ -15,7 +15,7 @@ from typing import Any
 
 from kimi_eagle.engines.asking import Answer, single_streams
 from kimi_eagle.engines.launch import main
-from kimi_eagle.engines.vllm_options import common_options, draft_options
+from kimi_eagle.engines.vllm_options import attention_options, common_options, draft_options
 from kimi_eagle.job import EventWriter
 
 
@@ -32,7 +32,7 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     from vllm import LLM, SamplingParams
 
-    options = common_options(job)
+    options = {**common_options(job), **attention_options(job)}
     if job["draft"] is not None:
         # By torch's private word, since vLLM goes by it when it takes the verifier's kernel.
         options |= draft_options(job, amx=torch.cpu._is_amx_tile_supported())

@@ -40,6 +40,21 @@ def common_options(job: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def attention_options(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Further keyword arguments of both engines of an evaluation, with the draft and without.
+
+    On a GPU vLLM 0.26 plans FlashAttention 3's work by the verifier's query heads and hands the
+    plan to the draft's attention too, which refuses it where it has another number of them:
+    "scheduler_metadata must have shape (metadata_size)". Triton's plans nothing ahead. With MLA the
+    two have kernels of their own.
+
+    Args (of `job`): `heads`, `draft_heads`: query heads of the verifier and of the draft.
+    """
+    if job["cpu"] or job["mla"] or job["heads"] == job["draft_heads"]:
+        return {}
+    return {"attention_backend": "TRITON_ATTN"}
+
+
 def draft_options(job: Mapping[str, Any], *, amx: bool) -> dict[str, Any]:
     """Further keyword arguments where a draft is served.
 

@@ -124,10 +124,17 @@ def _job(context: Context, conversations: list[dict[str, Any]]) -> dict[str, Any
         "max_model_len": min(room, verifier.facts.max_positions),
         "multimodal": verifier.facts.model_type == "kimi_k25",
         "mla": verifier.facts.mla,
+        "heads": verifier.facts.num_heads,
+        "draft_heads": _draft_heads(context),
         "cpu": not has_gpu(),
         "engine": params.engine.model_dump(mode="json"),
         "events": str(Path(context.job.folder) / EVENTS),
     }
+
+
+def _draft_heads(context: Context) -> int:
+    config = json.loads((context.path("checkpoint") / "config.json").read_text("utf-8"))
+    return int(config["transformer_layer_config"]["num_attention_heads"])
 
 
 def _decode(context: Context, job: dict[str, Any], label: str) -> dict[str, Any]:
