@@ -4,7 +4,6 @@ kernel computes right what it is then given."""
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
 from typing import Any
@@ -20,10 +19,8 @@ JOB = {"draft": "folder", "draft_tokens": 3, "cpu": True, "mla": True}
 EXTENSION = "kimi_eagle.engines.draft_attention.InBlocksOf16"
 
 
-def options(monkeypatch: pytest.MonkeyPatch, amx: bool, **job: Any) -> dict[str, Any]:
-    machine = job.pop("machine", "x86_64")
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    found = draft_options({**JOB, **job}, amx=amx)
+def options(amx: bool, machine: str = "x86_64", **job: Any) -> dict[str, Any]:
+    found = draft_options({**JOB, **job}, machine=machine, amx=amx)
     assert found.pop("speculative_config") == {
         "method": "eagle3",
         "model": "folder",
@@ -32,10 +29,8 @@ def options(monkeypatch: pytest.MonkeyPatch, amx: bool, **job: Any) -> dict[str,
     return found
 
 
-def test_without_amx_a_draft_of_a_verifier_with_mla_has_its_attention_in_small_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert options(monkeypatch, amx=False) == {"worker_extension_cls": EXTENSION}
+def test_without_amx_a_draft_of_a_verifier_with_mla_has_its_attention_in_small_blocks() -> None:
+    assert options(amx=False) == {"worker_extension_cls": EXTENSION}
 
 
 @pytest.mark.parametrize(
@@ -47,10 +42,8 @@ def test_without_amx_a_draft_of_a_verifier_with_mla_has_its_attention_in_small_b
         (False, {"machine": "aarch64"}),
     ],
 )
-def test_everywhere_else_vllm_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, amx: bool, job: dict[str, Any]
-) -> None:
-    assert options(monkeypatch, amx, **job) == {}
+def test_everywhere_else_vllm_is_left_as_it_is(amx: bool, job: dict[str, Any]) -> None:
+    assert options(amx, **job) == {}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +61,7 @@ def test_on_a_gpu_query_heads_of_another_number_need_another_kernel(
     assert attention_options(job).get("attention_backend") == backend
 
 
-def test_the_demos_verifier_has_mla_and_smollm2_has_not() -> None:
+def test_a_verifier_has_mla_whose_config_has_a_rank_of_latents() -> None:
     config = json.loads((DEMO / "verifier" / "config.json").read_text("utf-8"))
     assert read_facts(config).mla
     text = {key: value for key, value in config["text_config"].items() if key != "kv_lora_rank"}

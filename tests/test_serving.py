@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -182,7 +183,8 @@ def server(store: Path, demo: dict[str, Any]) -> Iterator[str]:
     # Of this machine and this verifier, not of the draft.
     here = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--max-num-seqs", "1"]
     job = {"draft": None, "draft_tokens": 3, "cpu": True, "mla": True}
-    needed = draft_options(job, amx=torch.cpu._is_amx_tile_supported())
+    amx = torch.cpu._is_amx_tile_supported()
+    needed = draft_options(job, machine=platform.machine(), amx=amx)
     if "worker_extension_cls" in needed:  # as docs/troubleshooting.md says
         here += ["--worker-extension-cls", needed["worker_extension_cls"]]
     with vllm(store / "server.log", *words[1:], *here, *demo_options()) as address:

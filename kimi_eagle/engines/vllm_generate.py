@@ -7,6 +7,7 @@ many tokens each forward pass committed.
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     options = {**common_options(job), **attention_options(job)}
     if job["draft"] is not None:
         # By torch's private word, since vLLM goes by it when it takes the verifier's kernel.
-        options |= draft_options(job, amx=torch.cpu._is_amx_tile_supported())
+        amx = torch.cpu._is_amx_tile_supported()
+        options |= draft_options(job, machine=platform.machine(), amx=amx)
     # No more can ever come together. Besides, vLLM 0.26's sources warm a GPU up with all of these
     # tokens, dealt out to `max_num_seqs` requests: one longer than a request may be has no blocks.
     most = job["batch"] * job["max_model_len"]

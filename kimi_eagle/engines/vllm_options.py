@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,12 @@ def attention_options(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"attention_backend": "TRITON_ATTN"}
 
 
-def draft_options(job: Mapping[str, Any], *, amx: bool) -> dict[str, Any]:
+def draft_options(job: Mapping[str, Any], *, machine: str, amx: bool) -> dict[str, Any]:
     """Further keyword arguments where a draft is served.
 
     Args (besides those of `job`, which holds `draft`, `draft_tokens` and `mla`, whether the
-        verifier has it): amx: whether this machine's processor has AMX.
+        verifier has it): machine: this processor's kind, as `platform.machine()` says it; amx:
+        whether it has AMX.
     """
     options: dict[str, Any] = {
         "speculative_config": {
@@ -68,7 +68,7 @@ def draft_options(job: Mapping[str, Any], *, amx: bool) -> dict[str, Any]:
             "num_speculative_tokens": job["draft_tokens"],
         }
     }
-    if job["cpu"] and job["mla"] and platform.machine() == "x86_64" and not amx:
+    if job["cpu"] and job["mla"] and machine == "x86_64" and not amx:
         options["worker_extension_cls"] = "kimi_eagle.engines.draft_attention.InBlocksOf16"
     return options
 
