@@ -7,8 +7,6 @@ in whole shards whose rows no kept artifact lists; then the rest, what was used 
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,8 +17,8 @@ from typing import Any
 from kimi_eagle.artifacts import journal
 from kimi_eagle.artifacts.digests import Digests
 from kimi_eagle.artifacts.locks import gate
-from kimi_eagle.artifacts.objects import STAGING, Objects
-from kimi_eagle.eviction import STATES, Needs, alive, listed_rows, take_away
+from kimi_eagle.artifacts.objects import Objects
+from kimi_eagle.eviction import STATES, Needs, alive, grave_of, listed_rows, take_away
 from kimi_eagle.job import ANSWERS
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper, Pin, Shard
@@ -147,21 +145,18 @@ class Collector:
     def collect(self, policy: Policy) -> Collected:
         """Evict and remove what `preview` shows; runs that live lose nothing that they hold."""
         lock = gate(self.root, shared=False)
-        if not lock.acquire(wait=False):
-            self._tell("waiting for runs that look at the store just now")
-            lock.acquire(wait=True)
-        grave = self.root / STAGING / f"discarded-gc-{secrets.token_hex(4)}"
-        try:
-            collected = self.preview(policy)
-            grave.mkdir(parents=True)
-            self._evict(collected, grave)
-            for number, leftover in enumerate(collected.leftovers):
-                with suppress(FileNotFoundError):
-                    leftover.path.rename(grave / f"{number}-{leftover.path.name}")
-        finally:
-            lock.release()
-            # At leisure: nothing finds it any more.
-            shutil.rmtree(grave, ignore_errors=True)
+        with grave_of(self.root, "gc") as grave:
+            try:
+                if not lock.acquire(wait=False):
+                    self._tell("waiting for runs that look at the store just now")
+                    lock.acquire(wait=True)
+                collected = self.preview(policy)
+                self._evict(collected, grave)
+                for number, leftover in enumerate(collected.leftovers):
+                    with suppress(FileNotFoundError):
+                        leftover.path.rename(grave / f"{number}-{leftover.path.name}")
+            finally:
+                lock.release()
         collected.done = True
         return collected
 

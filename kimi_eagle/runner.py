@@ -22,6 +22,7 @@ from kimi_eagle.attempt import POLL_SECONDS, Attempts, StageInputs, with_records
 from kimi_eagle.beside import Beside
 from kimi_eagle.books import STAGES, Books
 from kimi_eagle.eviction import ALIVE as ALIVE
+from kimi_eagle.eviction import GOING, finish_evictions, owner_of
 from kimi_eagle.exchange import Exchange
 from kimi_eagle.executors.local import LocalExecutor
 from kimi_eagle.executors.protocol import Executor
@@ -38,6 +39,7 @@ from kimi_eagle.placement import executor_of, misfits, needs_of
 from kimi_eagle.plan import REUSE, RUN, StagePlan, plan, versions_of
 from kimi_eagle.provenance import environment
 from kimi_eagle.records import ArtifactRecord, ExecutionRecord
+from kimi_eagle.registry.keeping import Keeper
 from kimi_eagle.registry.ledger import Ledger, Reuse
 from kimi_eagle.registry.schema import RegistryError
 from kimi_eagle.remote_store import RemoteError, RemoteStore
@@ -454,13 +456,16 @@ class Runner:
             self.registry.abandon_running(run_id, "interrupted")
             self.registry.end_run(run_id, "interrupted")
             self.books.close(run_id)
+        finish_evictions(self.objects, Keeper(self.registry))
         states = StateStore(self.root, self.registry)
         # What holds the gate alone works in the staging folder too, and is no run.
         with gate(self.root, shared=True):
             staging = self.root / STAGING
             for folder in staging.iterdir() if staging.is_dir() else ():
-                run_id = folder.name.split("-")[0]
-                if folder not in going and not held(self.root / run_id / ALIVE):
+                run_id = owner_of(folder)
+                if folder in going or (folder / GOING).exists():
+                    continue
+                if not held(self.root / run_id / ALIVE):
                     self._keep_events(run_id, folder)
                     with suppress(OSError):
                         take_left(states, self.digests, folder / SHARDS)

@@ -9,18 +9,15 @@ that goes on has the snapshot among its inputs, as `resume`.
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.artifacts import journal
-from kimi_eagle.artifacts.locks import gate, held
-from kimi_eagle.artifacts.objects import STAGING, Objects
+from kimi_eagle.artifacts.locks import gate
+from kimi_eagle.artifacts.objects import Objects
 from kimi_eagle.books import Books
+from kimi_eagle.eviction import alive, grave_of, take_away
 from kimi_eagle.identity import digest_document
 from kimi_eagle.job import SNAPSHOTS, StageFailed
 from kimi_eagle.records import SNAPSHOT_ROLE, ArtifactRecord
@@ -30,7 +27,6 @@ from kimi_eagle.stages.train.spec import STEADY, Keep, TrainParams, trajectory_o
 
 KIND = "snapshot"
 STATE = "state.json"
-ALIVE = ".alive"
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ class Snapshots:
     def let_go(
         self, run_id: str, document: Mapping[str, Any], keep: Keep, *, ended: bool = False
     ) -> None:
-        """Evict the snapshots of a trajectory that nobody wants.
+        """Evict the snapshots of a trajectory that nobody wants. The caller holds the gate.
 
         Args: `ended`: the stage came to its end: what was there to go on from is wanted only where
             more epochs can go on from it.
@@ -107,18 +103,9 @@ class Snapshots:
         ]
         if not going:
             return
-        others = _living(self._root, run_id)
-        evicted, _ = keeper.evict(going, (), lambda: others, self._note)
-        grave = self._root / STAGING / f"discarded-{run_id}-{secrets.token_hex(4)}"
-        grave.mkdir(parents=True)
-        for digest in evicted:
-            with suppress(FileNotFoundError):
-                self._objects.path(digest).rename(grave / digest)
-        shutil.rmtree(grave, ignore_errors=True)
-
-    def _note(self, digests: Sequence[str]) -> None:
-        if digests:
-            journal.note(self._root, journal.EVICTED, digests)
+        others = alive(self._root) - {run_id}
+        with grave_of(self._root, run_id) as grave:
+            take_away(self._objects, keeper, going, (), lambda: others, grave)
 
     def taker(
         self, execution: int, run_id: str, production: Mapping[str, Any], keep: Keep
@@ -185,8 +172,3 @@ def _by_loss(saved: Saved) -> tuple[float, int]:
 
 def _trajectory(document: Mapping[str, Any]) -> str:
     return digest_document("trajectory/1", trajectory_of(document))
-
-
-def _living(root: Path, but: str) -> set[str]:
-    """Other runs with a living process."""
-    return {path.parent.name for path in root.glob(f"*/{ALIVE}") if held(path)} - {but}

@@ -11,6 +11,7 @@ from typing import Any
 
 from kimi_eagle.artifacts.objects import STAGING
 from kimi_eagle.eviction import alive as alive
+from kimi_eagle.eviction import owner_of
 from kimi_eagle.records import ArtifactRecord
 from kimi_eagle.registry.keeping import Keeper
 
@@ -90,7 +91,7 @@ def _wanted(stored: Mapping[str, ArtifactRecord], name: str) -> bool:
 def _staging(root: Path, living: Collection[str]) -> Iterator[Leftover]:
     folder = root / STAGING
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name.split("-")[0] not in living:
+        if owner_of(path) not in living:
             yield Leftover(path, size_of(path), "staging of a run that has ended")
 
 

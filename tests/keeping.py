@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,27 @@ def flip(path: Path, at: int = -1) -> None:
     data[at] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
+
+
+KILLED_EVICTING = """\
+import os, signal, sys
+from pathlib import Path
+from kimi_eagle.cli import main
+rename = Path.rename
+def killed(path, target):
+    if "discarded-" in str(target):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+Path.rename = killed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def killed_evicting(project: Project, *arguments: str) -> None:
+    """Run a command that dies when an eviction is recorded and its first file is to go."""
+    command = [sys.executable, "-c", KILLED_EVICTING, "--root", str(project.root), *arguments]
+    process = subprocess.run(command, cwd=project.folder, capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
 
 
 class Store:

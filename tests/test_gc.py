@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Answer, Project, halted_worker_of, kill, wait_for
-from keeping import RUN, Store, state
+from conftest import HEAD, Answer, Project, halted_worker_of, kill, wait_for
+from keeping import RUN, Store, killed_evicting, state
 
 from kimi_eagle.artifacts.locks import Lock, gate
 from kimi_eagle.commands.gc import age, count, size
@@ -400,6 +400,28 @@ def test_a_collection_that_is_killed_loses_nothing_that_was_to_stay(
     assert made.objects() == {outputs["vocab"]}
     assert list((made.root / ".staging").iterdir()) == []
     assert made.cli("verify", "--all").code == 0
+
+
+def test_what_it_had_begun_to_evict_when_it_was_killed_goes_with_the_next_run(
+    extracted: Project,
+) -> None:
+    project = extracted
+    before = project.objects()
+    killed_evicting(project, "gc", "--keep-runs", "0", "--yes")
+    assert project.objects() == before
+    assert {state(project, digest) for digest in before} == {"evicted"}
+    project.write(HEAD)
+    run = "f" * 12
+    (project.root / run).mkdir()
+    with Lock(project.root / run / ALIVE):
+        assert project.submit().code == 0
+        assert project.objects() == before, "another may be about to record the same"
+    answer = project.submit()
+    assert project.objects() == set(answer.outputs["head"].values())
+    assert not list((project.root / "states").rglob("*.safetensors"))
+    assert list((project.root / ".staging").iterdir()) == []
+    assert project.cli("verify", "--all").code == 0
+    assert project.cli("registry", "check").code == 0
 
 
 def _evicted(project: Project) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Answer, Project, kill, new_project, wait_for, worker_of
+from keeping import killed_evicting
 
 pytestmark = pytest.mark.slow
 
@@ -115,6 +116,17 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(
     assert sorted(figures) == list(range(1, total + 1))
     assert not list((project.root / ".staging").glob("*"))
     keeps_what_it_should(project, total)
+
+
+def test_killed_while_it_lets_a_snapshot_go_the_next_run_lets_it_go(
+    extracted: Project, tmp_path: Path
+) -> None:
+    project = extracted.copy(tmp_path / "project")
+    project.write(manifest())
+    killed_evicting(project, "submit", str(project.manifest))
+    answer = project.submit()
+    assert answer.code == 0, answer.err
+    keeps_what_it_should(project, metrics_of(answer)["steps"])
 
 
 def keeps_what_it_should(project: Project, total: int) -> None:
