@@ -19,10 +19,12 @@ from typing import Any
 import command
 import outputs
 import pytest
+import yaml
 from ray_cluster import RayCluster
 from slurm_cluster import SlurmCluster, unpacked
 
 import kimi_eagle
+from kimi_eagle.artifacts.locks import Lock
 from kimi_eagle.cli import main
 
 DEMO = Path(kimi_eagle.__file__).parent / "demo"
@@ -64,16 +66,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "test_demo",
     "test_faults",
+    "test_demo_elsewhere",
     "test_resume",
     "test_reproduce",
     "test_regenerate_engines",
     "test_ray",
 )
-# The demo runs once for all that look at it, and a training by two processes.
-TOGETHER = {
-    **dict.fromkeys(("test_serving", "test_notebook", "test_outputs", "test_docs"), "test_demo"),
-    "test_slurm": "test_ray",
-}
+# A training by two processes runs once for those that compare theirs with it.
+TOGETHER = {"test_slurm": "test_ray"}
 
 
 def group_of(nodeid: str) -> str:
@@ -372,13 +372,72 @@ def at_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmClust
     return slurm
 
 
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of the demo's runs, for slow tests."""
-    return tmp_path_factory.mktemp("store")
+@dataclass(frozen=True)
+class DemoRuns:
+    """What the demo made, and a manifest small enough to be trained several times."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def small(self) -> Path:
+        return self.folder / "small" / "small.yaml"
+
+    def stages(self, name: str) -> dict[str, dict[str, Any]]:
+        """The stages of `demo` or `small`, as `submit` told of them; not to be changed."""
+        return command.by_name(json.loads((self.folder / f"{name}.json").read_text("utf-8")))
+
+    def make(self) -> None:
+        for name, manifest in (("demo", MANIFESTS / "demo.yaml"), ("small", self._small())):
+            document = command.kimi_eagle(self.root, "submit", str(manifest))
+            (self.folder / f"{name}.json").write_text(json.dumps(document), "utf-8")
+
+    def _small(self) -> Path:
+        """A manifest of ten conversations."""
+        manifest = yaml.safe_load((MANIFESTS / "first-run.yaml").read_text("utf-8"))
+        manifest["verifier"]["path"] = str(DEMO / "verifier")
+        manifest["stages"]["rows"]["sources"][0]["path"] = str(DEMO / "first10.jsonl")
+        manifest["stages"]["score"]["prompts"] = {"path": str(DEMO / "prompts.jsonl"), "limit": 2}
+        self.small.parent.mkdir(parents=True, exist_ok=True)
+        self.small.write_text(yaml.safe_dump(manifest), "utf-8")
+        return self.small
 
 
 @pytest.fixture(scope="session")
-def demo(store: Path) -> dict[str, dict[str, Any]]:
-    """The demo's stages, run once for all slow tests."""
-    return command.by_name(command.kimi_eagle(store, "submit", str(MANIFESTS / "demo.yaml")))
+def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> DemoRuns:
+    """Made once for all slow tests, by the first process that needs it; the others wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    runs = DemoRuns((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo-runs")
+    with Lock(runs.folder / "lock"):
+        made = runs.folder / "made"
+        if not made.exists():
+            runs.make()
+            made.touch()
+    return runs
+
+
+@pytest.fixture(scope="session")
+def store(demo_runs: DemoRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root of this process alone, with the demo's runs."""
+    return shutil.copytree(demo_runs.root, tmp_path_factory.mktemp("store") / "runs", symlinks=True)
+
+
+@pytest.fixture(scope="session")
+def small(demo_runs: DemoRuns) -> Path:
+    """A manifest of ten conversations, small enough to be trained several times."""
+    return demo_runs.small
+
+
+@pytest.fixture(scope="session")
+def demo(demo_runs: DemoRuns) -> dict[str, dict[str, Any]]:
+    """The demo's stages, in `store`."""
+    return demo_runs.stages("demo")
+
+
+@pytest.fixture(scope="session")
+def first(demo_runs: DemoRuns) -> dict[str, dict[str, Any]]:
+    """The stages of `small`, in `store`."""
+    return demo_runs.stages("small")

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from command import by_name, kimi_eagle
-from ray_cluster import at
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFESTS = ROOT / "manifests"
 
 pytestmark = pytest.mark.slow
-
-Command = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def small(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A manifest of ten conversations, small enough to be trained several times."""
-    manifest = yaml.safe_load((MANIFESTS / "first-run.yaml").read_text("utf-8"))
-    manifest["verifier"]["path"] = str(ROOT / "kimi_eagle/demo/verifier")
-    manifest["stages"]["rows"]["sources"][0]["path"] = str(ROOT / "kimi_eagle/demo/first10.jsonl")
-    manifest["stages"]["score"]["prompts"] = {
-        "path": str(ROOT / "kimi_eagle/demo/prompts.jsonl"),
-        "limit": 2,
-    }
-    path = tmp_path_factory.mktemp("small") / "small.yaml"
-    path.write_text(yaml.safe_dump(manifest), "utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def first(store: Path, small: Path, demo: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return by_name(kimi_eagle(store, "submit", str(small)))
 
 
 def test_the_demo_trains_a_draft_that_serving_confirms(demo: dict[str, Any]) -> None:
@@ -98,26 +72,6 @@ def test_rows_that_are_held_are_not_extracted_again(
     assert other["states"]["outputs"] != demo["states"]["outputs"]
 
 
-@pytest.mark.parametrize("cluster", ["slurm", "ray"])
-def test_the_whole_way_in_a_cluster_makes_what_it_makes_here(
-    cluster: str,
-    request: pytest.FixtureRequest,
-    small: Path,
-    first: dict[str, dict[str, Any]],
-    tmp_path: Path,
-) -> None:
-    if cluster == "slurm":
-        request.getfixturevalue("at_slurm")
-        where = ["--executor", "slurm"]
-    else:
-        where = at(request.getfixturevalue("ray"))
-    there = by_name(kimi_eagle(tmp_path, "submit", str(small), *where))
-    assert {stage["disposition"] for stage in there.values()} == {"executed"}
-    assert {n: s["outputs"] for n, s in there.items()} == {
-        n: s["outputs"] for n, s in first.items()
-    }
-
-
 def test_only_lr_changed_runs_training_and_what_follows(
     store: Path, small: Path, first: dict[str, Any]
 ) -> None:
@@ -152,30 +106,6 @@ def test_two_trainings_share_one_extraction(
     assert stages["draft"]["disposition"] == "reused"
     assert stages["other"]["disposition"] == "executed"
     assert stages["other"]["outputs"] != stages["draft"]["outputs"]
-
-
-@pytest.mark.parametrize("which", ["demo", "small"])
-def test_a_checkpoint_comes_out_the_same_from_its_record_alone(
-    store: Path,
-    demo: dict[str, Any],
-    first: dict[str, Any],
-    tmp_path: Path,
-    small: Path,
-    which: str,
-) -> None:
-    """Bitwise, in a fresh root that is given the exported record and the sources: extraction,
-    training and all."""
-    (checkpoint,) = {"demo": demo, "small": first}[which]["draft"]["outputs"].values()
-    sources = {"demo": MANIFESTS, "small": small.parent}[which]
-    command = [sys.executable, "-m", "kimi_eagle", "--root", str(store), "record", checkpoint]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    record = tmp_path / "record.json"
-    record.write_text(done.stdout, "utf-8")
-    arguments = ("--record", str(record), "--sources", str(sources))
-    found = kimi_eagle(tmp_path / "root", "reproduce", checkpoint, *arguments)
-    assert found["status"] == "identical", found
-    assert {stage["status"] for stage in found["stages"]} == {"identical"}
-    assert len(found["stages"]) == 5
 
 
 def test_lineage_goes_down_to_the_files(store: Path, demo: dict[str, Any]) -> None:
@@ -225,77 +155,3 @@ def test_a_gate_that_is_not_met_releases_nothing(
     assert release["disposition"] == "failed"
     assert "acceptance length" in release["error"]
     assert release["outputs"] == {}
-
-
-def test_vllm_and_transformers_agree(
-    store: Path, small: Path, first: dict[str, Any], tmp_path: Path
-) -> None:
-    """The reference engine, row by row: cosine per token and layer, as bf16 and MoE allow."""
-    import torch
-
-    from kimi_eagle.states.index import StateIndex
-    from kimi_eagle.states.layout import read_rows
-    from kimi_eagle.states.reader import ShardReader
-
-    manifest = yaml.safe_load(small.read_text("utf-8"))
-    manifest["stages"] = {
-        "rows": manifest["stages"]["rows"],
-        "states": {**manifest["stages"]["states"], "engine": {"kind": "transformers"}},
-    }
-    path = tmp_path / "reference.yaml"
-    path.write_text(yaml.safe_dump(manifest), "utf-8")
-    reference = by_name(kimi_eagle(store, "submit", str(path)))
-    assert reference["states"]["disposition"] == "executed"
-
-    index, reader = StateIndex(store / "registry.sqlite"), ShardReader(store)
-
-    def states(digest: str) -> list[Any]:
-        text = (store / "objects" / digest[:2] / digest / "rows.txt").read_text("utf-8")
-        keys = [row.key for row in read_rows(text)]
-        places = index.places(keys)
-        return [reader.read(places[key]) for key in keys]
-
-    pairs = zip(
-        states(first["states"]["outputs"]["states"]),
-        states(reference["states"]["outputs"]["states"]),
-        strict=True,
-    )
-    for (ours, ids), (theirs, their_ids) in pairs:
-        assert torch.equal(ids, their_ids)
-        cosine = torch.nn.functional.cosine_similarity(ours.float(), theirs.float(), dim=-1)
-        assert float(cosine.mean()) > 0.995
-        assert float(cosine.min()) > 0.9
-
-
-def test_rows_are_the_same_whatever_the_batch(
-    store: Path, small: Path, first: dict[str, Any], tmp_path: Path
-) -> None:
-    """EXT-02: other rows in a batch do not leak into a row's states."""
-    manifest = yaml.safe_load(small.read_text("utf-8"))
-    manifest["stages"] = {
-        "rows": manifest["stages"]["rows"],
-        "states": {
-            **manifest["stages"]["states"],
-            "engine": {"kind": "vllm", "max_batched_tokens": 16},
-        },
-    }
-    path = tmp_path / "batch.yaml"
-    path.write_text(yaml.safe_dump(manifest), "utf-8")
-    again = by_name(kimi_eagle(tmp_path / "root", "submit", str(path)))
-    import torch
-
-    from kimi_eagle.states.index import StateIndex
-    from kimi_eagle.states.layout import read_rows
-    from kimi_eagle.states.reader import ShardReader
-
-    digest = again["states"]["outputs"]["states"]
-    text = tmp_path / "root" / "objects" / digest[:2] / digest / "rows.txt"
-    keys = [row.key for row in read_rows(text.read_text("utf-8"))]
-    ours = StateIndex(store / "registry.sqlite").places(keys)
-    theirs = StateIndex(tmp_path / "root" / "registry.sqlite").places(keys)
-    for key in keys:
-        a, ids = ShardReader(store).read(ours[key])
-        b, other = ShardReader(tmp_path / "root").read(theirs[key])
-        assert torch.equal(ids, other)
-        cosine = torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1)
-        assert float(cosine.min()) > 0.95

@@ -21,7 +21,7 @@ verifier: {{path: verifier}}
 stages:
   head: {{kind: head}}
   rows: {{kind: prepare, sources: [{{path: chats.jsonl}}], max_length: 512}}
-  states: {{kind: extract, rows: rows, layers: {layers}, engine: {engine}}}
+  states: {{kind: extract, rows: rows, layers: {layers}, dtype: {dtype}, engine: {engine}}}
 """
 
 
@@ -30,8 +30,14 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spool")
 
 
+@pytest.fixture(scope="module", params=["bfloat16", "fp8"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    """What the server stores."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def server(spool: Path) -> Iterator[str]:
+def server(spool: Path, dtype: str) -> Iterator[str]:
     """A server with our connector, started as docs/extraction.md says."""
     verifier = DEMO / "verifier"
     config = json.loads((verifier / "config.json").read_text("utf-8"))
@@ -42,7 +48,7 @@ def server(spool: Path) -> Iterator[str]:
         "kv_connector": "StatesConnector",
         "kv_connector_module_path": "kimi_eagle.engines.connector",
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"spool": str(spool)},
+        "kv_connector_extra_config": {"spool": str(spool), "dtype": dtype},
     }
     options = ["--no-enable-prefix-caching"]
     options += ["--speculative-config", json.dumps({**speculative, "draft_model_config": aux})]
@@ -52,20 +58,22 @@ def server(spool: Path) -> Iterator[str]:
 
 
 def test_a_server_gives_what_the_reference_engine_gives(
-    server: str, spool: Path, tmp_path: Path
+    server: str, spool: Path, dtype: str, tmp_path: Path
 ) -> None:
     engine = f'{{kind: vllm, endpoint: "{server}", spool: {spool}}}'
-    text = MANIFEST.format(layers=LAYERS, engine=engine)
+    text = MANIFEST.format(layers=LAYERS, dtype=dtype, engine=engine)
     project = new_project(tmp_path / "served", text)
     served = project.submit()
     assert served.code == 0, served.err
     metrics = served.json["stages"][-1]["metrics"]
     assert metrics["rows_extracted"] == metrics["rows"] == 10
     assert metrics["agreement"] >= 0.97
+    assert ("fp8_error" in metrics) == (dtype == "fp8")
     assert [path.name for path in spool.iterdir()] == ["log"], "nothing is left in its folder"
 
     other = new_project(
-        tmp_path / "own", MANIFEST.format(layers=LAYERS, engine="{kind: transformers}")
+        tmp_path / "own",
+        MANIFEST.format(layers=LAYERS, dtype="bfloat16", engine="{kind: transformers}"),
     )
     own = other.submit()
     assert own.code == 0, own.err
@@ -81,10 +89,18 @@ def test_a_server_gives_what_the_reference_engine_gives(
     assert again.dispositions["states"] == "reused"
 
 
-def test_a_server_of_other_layers_is_refused(server: str, spool: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["layers", "dtype"])
+def test_a_server_that_stores_something_else_is_refused(
+    what: str, server: str, spool: Path, dtype: str, tmp_path: Path
+) -> None:
     engine = f'{{kind: vllm, endpoint: "{server}", spool: {spool}}}'
-    project = new_project(tmp_path / "p", MANIFEST.format(layers=[1, 3, 5], engine=engine))
-    answer = project.submit()
+    other = "bfloat16" if dtype == "fp8" else "fp8"
+    asked, said = {
+        "layers": ([1, 3, 5], "layers is [2, 4, 5, 8], not [1, 3, 5, 8]"),
+        "dtype": (LAYERS, f"dtype is {dtype!r}, not {other!r}"),
+    }[what]
+    text = MANIFEST.format(layers=asked, dtype=other if what == "dtype" else dtype, engine=engine)
+    answer = new_project(tmp_path / "p", text).submit()
     assert answer.code == 1
-    assert "layers is [2, 4, 5, 8], not [1, 3, 5, 8]" in answer.err
+    assert said in answer.err
     assert not [path for path in spool.iterdir() if path.name != "log"]

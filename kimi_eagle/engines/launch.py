@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,20 @@ def cpu_build() -> bool:
     return True
 
 
-def environment(cpu_kv_cache_gib: int = 1) -> dict[str, str]:
-    """The environment of an engine's process."""
+def bound(cores: Sequence[int], ranks: int) -> str:
+    """The cores of each of an engine's ranks, as VLLM_CPU_OMP_THREADS_BIND has them; ranks share
+    cores where there are fewer of these."""
+    shares = (cores[rank::ranks] or [cores[rank % len(cores)]] for rank in range(ranks))
+    return "|".join(",".join(map(str, share)) for share in shares)
+
+
+def environment(
+    cpu_kv_cache_gib: int = 1, *, ranks: int = 1, cores: Sequence[int] = ()
+) -> dict[str, str]:
+    """The environment of an engine's process.
+
+    Args: `ranks`: its tensor parallel ranks; `cores`: those it may use, all by default.
+    """
     values = dict(os.environ)
     values.update(
         VLLM_NO_USAGE_STATS="1",
@@ -49,11 +61,11 @@ def environment(cpu_kv_cache_gib: int = 1) -> dict[str, str]:
         VLLM_USE_FLASHINFER_SAMPLER="0",
     )
     if cpu_build():
-        cores = sorted(os.sched_getaffinity(0))
         values["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_kv_cache_gib)
         # By default plain vLLM, a speculating one and one with a KV connector bind to different
         # numbers of cores, which changes speed and can change bf16 sums: bind all alike.
-        values["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+        cores = cores or sorted(os.sched_getaffinity(0))
+        values["VLLM_CPU_OMP_THREADS_BIND"] = bound(cores, ranks)
         library = Path(sys.prefix) / "lib" / "libiomp5.so"
         if library.exists():
             values["LD_PRELOAD"] = str(library)

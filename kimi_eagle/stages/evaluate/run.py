@@ -139,12 +139,14 @@ def _draft_heads(context: Context) -> int:
 
 def _decode(context: Context, job: dict[str, Any], label: str) -> dict[str, Any]:
     engine = context.params.engine
-    cache = engine.cpu_kv_cache_gib if engine.kind == "vllm" else 1
+    env = environment()
+    if engine.kind == "vllm":
+        env = environment(engine.cpu_kv_cache_gib, ranks=engine.tensor_parallel)
     return run_program(
         f"kimi_eagle.engines.{engine.kind}_generate",
         {**job, "label": label},
         context.scratch(label.replace(" ", "-").replace(",", "")),
-        environment(cache),
+        env,
     )
 
 

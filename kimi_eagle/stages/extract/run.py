@@ -126,5 +126,6 @@ def _extract(
                 else "a GPU, but vLLM here is the CPU build: install kimi-eagle[gpu]"
             )
         )
-    env = environment(params.engine.cpu_kv_cache_gib)
+    engine = params.engine
+    env = environment(engine.cpu_kv_cache_gib, ranks=engine.tensor_parallel)
     return run_program("kimi_eagle.engines.vllm_extract", job, folder, env)

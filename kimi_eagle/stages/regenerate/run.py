@@ -228,11 +228,9 @@ def _environments(shares: int, engine: Any, per_gpu: int, cpu: bool) -> Iterator
     listed = devices.split(",") if devices else [str(n) for n in range(needed)]
     cores = sorted(os.sched_getaffinity(0))
     for share in range(shares):
-        env = environment(engine.cpu_kv_cache_gib)
-        if cpu and shares > 1:
-            own = cores[share::shares] or [cores[share % len(cores)]]
-            env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, own))
-        elif shares > 1:
+        own = cores[share::shares] or [cores[share % len(cores)]]
+        env = environment(engine.cpu_kv_cache_gib, ranks=engine.tensor_parallel, cores=own)
+        if not cpu and shares > 1:
             if len(listed) < needed:
                 raise StageFailed(
                     f"{shares} shards of {engine.tensor_parallel} GPUs, {per_gpu} on the same, "
