@@ -14,7 +14,7 @@ class VllmEngine(Model):
 
     kind: Literal["vllm"] = "vllm"
     tensor_parallel: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
-    """GPUs that share one copy of the verifier; of the CPU build, processes that share its cores."""
+    """GPUs that share one copy of the verifier; of the CPU build, shares of the cores."""
     max_batched_tokens: Annotated[int, Field(ge=16), OUTSIDE_KEY] = 8192
     """Tokens in one forward pass of the engine."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), OUTSIDE_KEY] = 0.9
