@@ -1,7 +1,7 @@
 """Tokens a second of extraction, beside plain prefill of the same prompts in the same engine.
 
     python benchmarks/extract.py [--model FOLDER] [--prompts 2000] [--length 1000] [--repeat 5]
-                                 [--example] [--speculators] [--record]
+                                 [--example] [--speculators] [--profile] [--record]
 
 Three engines with the same settings, each in a process of its own, take turns on the same random
 prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extract` stage runs it
@@ -9,7 +9,9 @@ prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extrac
 left the page cache), and with `--example` vLLM's own ExampleHiddenStatesConnector, a file a
 request, until every file is there. `--speculators` adds that connector behind vLLM's server and
 asked by speculators' own `generate-offline-data`, as its own log times it. On a CPU all are bound
-to the same cores; the example connector does not run there.
+to the same cores; the example connector does not run there. With `--profile` a last turn of the
+first two is traced by torch's profiler, which slows it: `profiled_step` says where a step's time
+went.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Figures, parser
+from engine_trace import per_step
 from serving import answers, free_port
 
 from kimi_eagle.engines.extraction import extraction_job
@@ -61,6 +64,7 @@ def main() -> None:
     options.add_argument(
         "--speculators", action="store_true", help="and through speculators' generate-offline-data"
     )
+    options.add_argument("--profile", action="store_true", help="trace a last turn")
     options.add_argument("--side", help=argparse.SUPPRESS)
     options.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -79,7 +83,7 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     for side in sides:
         # One after the other: vLLM takes what others allocate meanwhile for its own, and would give
         # its cache less.
-        running[side] = Side(side, folder)
+        running[side] = Side(side, folder, given.profile)
         running[side].wait()
     tokens = given.prompts * given.length
     rates: dict[str, list[float]] = {side: [] for side in sides}
@@ -90,6 +94,7 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
             if turn:  # the first is for warming up
                 rates[name].append(tokens / seconds)
                 tails += after
+    steps = {side: running[side].traced() for side in sides[:2] if given.profile}
     for side in running.values():
         side.end()
     figures = Figures(given)
@@ -110,6 +115,11 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     figures.emit("extract_tokens", ours, "tokens/s", plain, **more)
     figures.emit("extract_vs_prefill", statistics.median(pairs), "ratio", **more)
     figures.emit("extract_after_the_engine", statistics.median(tails), "s", **more)
+    if steps:
+        took = {f"{side}_ms": found for side, found in steps.items()}
+        figures.emit(
+            "profiled_step", steps["ours"]["step"], "ms", steps["plain"]["step"], **more, **took
+        )
     for side in OTHERS:
         if side in rates:
             theirs = statistics.median(rates[side])
@@ -151,16 +161,18 @@ def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any
     job = extraction_job(
         verifier, contract, params, folder / "rows.npz", shards, folder / "events.ndjson"
     )
-    return {**job, "name": given.model.resolve().name, "files": str(folder / "files")}
+    traces = str(folder / "traces") if given.profile else None
+    more = {"name": given.model.resolve().name, "files": str(folder / "files"), "traces": traces}
+    return {**job, **more}
 
 
 class Side:
     """One engine in a process of its own, which takes a turn when it is asked to."""
 
-    def __init__(self, side: str, folder: Path):
+    def __init__(self, side: str, folder: Path, traced: bool):
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--side", side, "--job", str(folder / "job.json")],
-            env=environment(),
+            env={**environment(), "VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1" if traced else "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -183,6 +195,13 @@ class Side:
         self._process.stdin.flush()
         return [float(part) for part in self.wait().split()]
 
+    def traced(self) -> dict[str, float]:
+        """Milliseconds of a step and of its parts in one more turn (`engine_trace.per_step`)."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("trace\n")
+        self._process.stdin.flush()
+        return dict(json.loads(self.wait()))
+
     def end(self) -> None:
         """With its engine, which takes its time to end by itself, or outlives it. Once."""
         atexit.unregister(self.end)
@@ -195,8 +214,23 @@ def _side(side: str, job: Mapping[str, Any]) -> None:
     turns = {"plain": Plain, "ours": Ours, "example": Example, "speculators": Speculators}
     runs = turns[side](job)
     print("answer ready", flush=True)
-    for turn, _ in enumerate(sys.stdin):
-        print("answer", *runs.turn(turn), flush=True)
+    for turn, asked in enumerate(sys.stdin):
+        if asked.strip() == "trace":
+            runs.llm.start_profile()
+            runs.turn(turn)
+            runs.llm.stop_profile()
+            print("answer", json.dumps(per_step(Path(job["traces"]) / side)), flush=True)
+        else:
+            print("answer", *runs.turn(turn), flush=True)
+
+
+def _traced(job: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """Options of an engine that can be traced, into a folder of its own."""
+    if job["traces"] is None:
+        return {}
+    folder = str(Path(job["traces"]) / side)
+    more = {"torch_profiler_with_stack": False, "torch_profiler_dump_cuda_time_total": False}
+    return {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder, **more}}
 
 
 class Plain:
@@ -206,7 +240,7 @@ class Plain:
         from kimi_eagle.engines.vllm_options import common_options
 
         self.job, self.todo = job, Todo(job["rows"])
-        self.llm = LLM(**common_options(job), **options)
+        self.llm = LLM(**common_options(job), **options or _traced(job, "plain"))
 
     def turn(self, number: int) -> list[float]:
         started = time.perf_counter()
@@ -228,7 +262,7 @@ class Ours:
         from kimi_eagle.engines.vllm_extract import start
 
         self.job = job
-        self.llm = start(job)
+        self.llm = start(job, **_traced(job, "ours"))
 
     def turn(self, number: int) -> list[float]:
         from kimi_eagle.engines.gathering import gather

@@ -28,8 +28,11 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     return gathering.document()
 
 
-def start(job: Mapping[str, Any]) -> Any:
-    """A `vllm.LLM` that hands hidden states to a writer which writes into the job's `shards`."""
+def start(job: Mapping[str, Any], **more: Any) -> Any:
+    """A `vllm.LLM` that hands hidden states to a writer which writes into the job's `shards`.
+
+    Args: `more`: keyword arguments of it besides.
+    """
     from vllm import LLM
 
     return LLM(
@@ -53,6 +56,7 @@ def start(job: Mapping[str, Any]) -> Any:
                 "ring_bytes": job["engine"]["buffer_mib"] << 20,
             },
         },
+        **more,
     )
 
 
