@@ -194,14 +194,9 @@ class Project:
 
     def states_of(self, answer: Answer, stage: str = "states") -> dict[str, tuple[Any, Any]]:
         """(states, token ids) of each row of an extraction, by row key, in its order."""
-        from kimi_eagle.states.index import StateIndex
-        from kimi_eagle.states.layout import ROWS, read_rows
-        from kimi_eagle.states.reader import ShardReader
+        from agreement import states_of
 
-        rows = read_rows((self.object_of(answer, stage) / ROWS).read_text("utf-8"))
-        places = StateIndex(self.root / "registry.sqlite").places([row.key for row in rows])
-        reader = ShardReader(self.root)
-        return {row.key: reader.read(places[row.key]) for row in rows}
+        return states_of(self.root, self.object_of(answer, stage).name)
 
     def objects(self) -> set[str]:
         return {path.name for path in (self.root / "objects").glob("*/*") if path.is_dir()}

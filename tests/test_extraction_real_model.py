@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from agreement import Row, cosines
 from conftest import Project, new_project
 
 from kimi_eagle.demo.smollm2 import convert
@@ -52,7 +53,7 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "verifier"
 
 
-def extracted(folder: Path, verifier: Path, engine: str) -> tuple[Project, list[tuple[Any, Any]]]:
+def extracted(folder: Path, verifier: Path, engine: str) -> tuple[Project, list[Row]]:
     project = new_project(folder, MANIFEST.format(verifier=verifier, engine=engine))
     answer = project.submit()
     assert answer.code == 0, answer.err
@@ -73,31 +74,26 @@ def in_float32(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(found).transpose(0, 1)
 
 
-def cosines(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """By token and layer."""
-    assert ours.shape == theirs.shape
-    return torch.nn.functional.cosine_similarity(ours.float(), theirs.float(), dim=-1)
-
-
 def test_both_engines_agree_on_every_layer(verifier: Path, tmp_path: Path) -> None:
     by_engine = {engine: extracted(tmp_path / engine, verifier, engine)[1] for engine in LEAST}
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(verifier, dtype=torch.float32).model
-    apart, off = [], {engine: [] for engine in LEAST}
-    for (ours, ids), (theirs, others) in zip(*by_engine.values(), strict=True):
-        assert torch.equal(ids, others)
-        assert ours.shape == (len(ids), 4, 576)
-        apart.append(cosines(ours, theirs))
-        exact = in_float32(model, ids)
-        off["vllm"].append(cosines(ours, exact))
-        off["transformers"].append(cosines(theirs, exact))
-    means = torch.cat(apart).mean(0)
-    assert bool((means >= MEAN).all()), means.tolist()
-    for engine, least in LEAST.items():
-        cosine = torch.cat(off[engine])  # [tokens, layers]
-        assert bool((cosine.mean(0) >= MEAN).all()), (engine, cosine.mean(0).tolist())
-        assert bool((cosine.amin(0) >= least).all()), (engine, cosine.amin(0).tolist())
+    found = []
+    for served, reference in zip(*by_engine.values(), strict=True):
+        assert served[0].shape == (len(served[1]), 4, 576)
+        exact = in_float32(model, served[1]), served[1]
+        pairs = (served, reference), (served, exact), (reference, exact)
+        found.append(torch.stack([cosines(*pair) for pair in pairs]))
+    cosine = torch.cat(found, 1)  # [pairs, tokens, layers]
+    assert bool((cosine.mean(1) >= MEAN).all()), cosine.mean(1).tolist()
+    apart, *off = cosine
+    for (engine, least), found_off in zip(LEAST.items(), off, strict=True):
+        assert bool((found_off >= least).all()), (engine, found_off.amin(0).tolist())
+    # Between the two, wherever the reference itself rounds to what it is without rounding.
+    sound = off[1] >= LEAST["vllm"]
+    assert float(sound.float().mean()) > 0.999
+    assert bool((apart[sound] >= LEAST["vllm"]).all()), apart.amin(0).tolist()
 
 
 def test_blocks_are_read_as_vllm_reads_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_eagle.engines.launch import run_program
+from kimi_eagle.engines.launch import bound, run_program
 from kimi_eagle.job import StageFailed
 
 PROGRAM = """\
@@ -31,6 +31,12 @@ def test_an_engine_that_aborts_while_it_is_taken_down_has_lost_nothing(tmp_path:
 def test_a_program_that_ends_before_its_result_has_failed(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match="ended with code -6 before it had a result"):
         ran(tmp_path, "lambda job: os.abort()")
+
+
+def test_ranks_have_cores_of_their_own_or_share_them() -> None:
+    assert bound([2, 3, 5, 7], 1) == "2,3,5,7"
+    assert bound([2, 3, 5, 7], 2) == "2,5|3,7"
+    assert bound([2, 3], 3) == "2|3|2"
 
 
 WAITING = """\

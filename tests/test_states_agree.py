@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
+from agreement import Row, cosines, states_of
 from command import by_name, kimi_eagle
-
-from kimi_eagle.states.index import StateIndex
-from kimi_eagle.states.layout import read_rows
-from kimi_eagle.states.reader import ShardReader
 
 pytestmark = pytest.mark.slow
 
@@ -34,21 +30,8 @@ def extracted(root: Path, small: Path, engine: dict[str, Any], folder: Path) -> 
     return found
 
 
-def states(root: Path, stages: Stages) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """(states, token ids) of each row by its key, in order."""
-    digest = stages["states"]["outputs"]["states"]
-    text = (root / "objects" / digest[:2] / digest / "rows.txt").read_text("utf-8")
-    keys = [row.key for row in read_rows(text)]
-    places, reader = StateIndex(root / "registry.sqlite").places(keys), ShardReader(root)
-    return {key: reader.read(places[key]) for key in keys}
-
-
-def cosines(
-    ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
-    """Cosine of each token and layer."""
-    assert torch.equal(ours[1], theirs[1])
-    return torch.nn.functional.cosine_similarity(ours[0].float(), theirs[0].float(), dim=-1)
+def states(root: Path, stages: Stages) -> dict[str, Row]:
+    return states_of(root, stages["states"]["outputs"]["states"])
 
 
 def test_vllm_and_transformers_agree(

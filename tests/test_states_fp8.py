@@ -156,7 +156,7 @@ def test_vllms_rows_are_stored_as_fp8_on_their_way_and_trained_on(tmp_path: Path
     assert metrics["states"]["agreement"] >= 0.97
     assert all(0.005 < error < 0.05 for error in metrics["states"]["fp8_error"])
     assert len(project.states_of(answer)) == 10
-    project.write(WITH_FP8.replace("dtype: fp8, ", "") + DRAFT)
+    project.write(manifest.replace("dtype: fp8, ", ""))
     plain = project.submit()
     assert plain.code == 0, plain.err
     (draft,) = (stage for stage in plain.json["stages"] if stage["name"] == "draft")

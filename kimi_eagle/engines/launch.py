@@ -37,10 +37,14 @@ def cpu_build() -> bool:
     return True
 
 
+def share_of(cores: Sequence[int], number: int, shares: int) -> Sequence[int]:
+    """The cores of one of several at once (`number` from 0); they share where cores are fewer."""
+    return cores[number::shares] or [cores[number % len(cores)]]
+
+
 def bound(cores: Sequence[int], ranks: int) -> str:
-    """The cores of each of an engine's ranks, as VLLM_CPU_OMP_THREADS_BIND has them; ranks share
-    cores where there are fewer of these."""
-    shares = (cores[rank::ranks] or [cores[rank % len(cores)]] for rank in range(ranks))
+    """The cores of each of an engine's ranks, as VLLM_CPU_OMP_THREADS_BIND has them."""
+    shares = (share_of(cores, rank, ranks) for rank in range(ranks))
     return "|".join(",".join(map(str, share)) for share in shares)
 
 
