@@ -38,8 +38,9 @@ from engine_trace import per_step
 from serving import answers, free_port
 
 from kimi_eagle.engines.extraction import extraction_job
-from kimi_eagle.engines.launch import environment, has_gpu
+from kimi_eagle.engines.launch import engine_environment, environment, has_gpu
 from kimi_eagle.engines.todo import Todo
+from kimi_eagle.stages.engine import ExtractEngine
 from kimi_eagle.stages.extract.spec import ExtractParams
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.verifiers.folder import open_folder
@@ -170,9 +171,11 @@ class Side:
     """One engine in a process of its own, which takes a turn when it is asked to."""
 
     def __init__(self, side: str, folder: Path, traced: bool):
+        # As the stage starts it; a server is processes of its own.
+        env = environment() if side == "speculators" else engine_environment(ExtractEngine())
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--side", side, "--job", str(folder / "job.json")],
-            env={**environment(), "VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1" if traced else "0"},
+            env={**env, "VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1" if traced else "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -235,12 +238,10 @@ def _traced(job: Mapping[str, Any], side: str) -> dict[str, Any]:
 
 class Plain:
     def __init__(self, job: Mapping[str, Any], **options: Any):
-        from vllm import LLM
-
-        from kimi_eagle.engines.vllm_options import common_options
+        from kimi_eagle.engines.vllm_options import common_options, start_engine
 
         self.job, self.todo = job, Todo(job["rows"])
-        self.llm = LLM(**common_options(job), **options or _traced(job, "plain"))
+        self.llm = start_engine({**common_options(job), **(options or _traced(job, "plain"))})
 
     def turn(self, number: int) -> list[float]:
         started = time.perf_counter()
@@ -266,13 +267,13 @@ class Ours:
 
     def turn(self, number: int) -> list[float]:
         from kimi_eagle.engines.gathering import gather
-        from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed
+        from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed, settle
 
         gathering = gather(self.job, Path(self.job["shards"]), f"turn-{number}")
         started = time.perf_counter()
         feed(self.llm, gathering, QUEUE_TOKENS)
         fed = time.perf_counter()
-        gathering.wait()
+        settle(self.llm, gathering)
         ended = time.perf_counter()
         shutil.rmtree(Path(self.job["shards"]) / f"turn-{number}")
         return [ended - started, ended - fed]

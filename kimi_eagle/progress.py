@@ -82,8 +82,9 @@ class Pace:
 
     def take(self, event: Mapping[str, Any], at: float) -> None:
         if event["event"] == "progress":
+            if self.unit != event["unit"]:  # a stage does one thing after another
+                self._first = (at, event["done"])
             self.done, self.total, self.unit = event["done"], event["total"], event["unit"]
-            self._first = self._first or (at, event["done"])
             known = ("event", "done", "total", "unit")
             self._figures = {name: value for name, value in event.items() if name not in known}
         elif event["event"] == "metric" and event.get("split") == "train":

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kimi_eagle.engines.launch import bound, run_program
+from kimi_eagle.engines.launch import (
+    bound,
+    cores_of_engine,
+    cpu_build,
+    engine_environment,
+    run_program,
+)
 from kimi_eagle.job import StageFailed
+from kimi_eagle.stages.engine import VllmEngine
 
 PROGRAM = """\
 import os
@@ -29,14 +36,47 @@ def test_an_engine_that_aborts_while_it_is_taken_down_has_lost_nothing(tmp_path:
 
 
 def test_a_program_that_ends_before_its_result_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(StageFailed, match="ended with code -6 before it had a result"):
+    with pytest.raises(StageFailed, match="was ended by SIGABRT; it had no result yet"):
         ran(tmp_path, "lambda job: os.abort()")
+
+
+def test_a_program_that_is_killed_says_what_for_most_often(tmp_path: Path) -> None:
+    """An engine on a CPU runs inside its program."""
+    with pytest.raises(StageFailed, match="was ended by SIGKILL; the machine may be out of memory"):
+        ran(tmp_path, "lambda job: os.kill(os.getpid(), 9)")
 
 
 def test_ranks_have_cores_of_their_own_or_share_them() -> None:
     assert bound([2, 3, 5, 7], 1) == "2,3,5,7"
     assert bound([2, 3, 5, 7], 2) == "2,5|3,7"
     assert bound([2, 3], 3) == "2|3|2"
+
+
+@pytest.mark.parametrize(("listed", "cores"), [("0,2|1,3", {0, 1, 2, 3}), ("4-6,9", {4, 5, 6, 9})])
+def test_a_writer_of_states_has_all_cores_of_its_engine(
+    listed: str, cores: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", listed)
+    assert cores_of_engine() == cores
+
+
+def test_an_engine_that_is_bound_to_no_cores_has_those_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    assert cores_of_engine() == os.sched_getaffinity(0)
+
+
+def test_an_engine_of_one_rank_runs_inside_its_program_on_a_cpu() -> None:
+    """Each process of an engine imports vLLM anew. Ranks must be processes."""
+    apart = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if not cpu_build():
+        pytest.skip("vLLM here is not the CPU build")
+    alone = engine_environment(VllmEngine(kind="vllm"), [4, 6])
+    assert alone[apart] == "0"
+    assert alone["OMP_NUM_THREADS"] == "2"
+    assert alone["KMP_AFFINITY"].endswith("proclist=[4,6]")
+    assert apart not in engine_environment(VllmEngine(kind="vllm", tensor_parallel=2), [4, 6])
 
 
 WAITING = """\

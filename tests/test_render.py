@@ -385,6 +385,15 @@ def test_progress_in_words_and_as_a_bar() -> None:
         assert cells(found.line(width, 60.0)) <= width
 
 
+def test_the_time_left_is_of_what_a_stage_does_now() -> None:
+    """An evaluation decodes without the draft first, then starts an engine that has it."""
+    found = pace(160, 160, 60.0)
+    for done, at in ((1, 300.0), (25, 312.0)):
+        unit = "prompts with the draft"
+        found.take({"event": "progress", "done": done, "total": 241, "unit": unit}, at)
+    assert found.eta(312.0) == pytest.approx(108.0)
+
+
 def test_a_stage_that_tells_nothing_shows_how_long_it_runs() -> None:
     assert Pace("head", 10.0).line(60, 75.0) == "head  running  1:05"
 

@@ -40,7 +40,8 @@ def watched() -> Iterator[None]:
             children.update(multiprocessing.active_children())
             gone = [child for child in children if not child.is_alive() and child.exitcode]
             if gone:
-                said.append(_how(gone[0].name, gone[0].exitcode))
+                how = how_it_ended(f"the engine's process {gone[0].name}", gone[0].exitcode)
+                said.append(f"{how}; see the log of the stage")
                 if not ended.wait(_GRACE_SECONDS):
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 return
@@ -57,9 +58,9 @@ def watched() -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def _how(name: str, code: int | None) -> str:
+def how_it_ended(process: str, code: int | None) -> str:
+    """In words, by its exit code: `vllm was ended by SIGKILL; the machine may be out of memory`."""
     if code is not None and code < 0:
-        by = signal.Signals(-code).name
         why = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
-        return f"the engine's process {name} was ended by {by}{why}; see the log of the stage"
-    return f"the engine's process {name} ended with code {code}; see the log of the stage"
+        return f"{process} was ended by {signal.Signals(-code).name}{why}"
+    return f"{process} ended with code {code}"

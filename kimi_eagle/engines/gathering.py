@@ -127,12 +127,16 @@ class Gathering:
             values = {"tokens/s": round(rate, 1)} if self._tokens else {}
             self.events.progress(self._tokens, self.todo.all_tokens, "tokens", **values)
 
-    def wait(self) -> None:
+    def wait(self, step: Callable[[], object] | None = None) -> None:
         """Until every row has come and every shard is closed.
+
+        Args: `step`: lets the engine go on, where it does not by itself.
 
         Raises: StageFailed: also when nothing comes any more.
         """
         while not self.whole:
+            if step is not None:
+                step()
             self.look()
             if time.monotonic() - self._last > PATIENCE_SECONDS:
                 come = self.digests.keys() | self._refusals.rows.keys()

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.files import write_json
-from kimi_eagle.engines.alive import EngineDied, watched
+from kimi_eagle.engines import in_program
+from kimi_eagle.engines.alive import EngineDied, how_it_ended, watched
 from kimi_eagle.job import StageFailed
+
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 def has_gpu() -> bool:
@@ -48,6 +51,21 @@ def bound(cores: Sequence[int], ranks: int) -> str:
     return "|".join(",".join(map(str, share)) for share in shares)
 
 
+def cores_of_engine() -> set[int]:
+    """The cores that an engine on a CPU, which this process is, has in all.
+
+    Its OpenMP library binds the thread that asks for them to one, and so what that thread starts.
+    """
+    found: set[int] = set()
+    try:
+        for part in os.environ.get(_BIND, "").replace("|", ",").split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:  # not said, or `auto`
+        return os.sched_getaffinity(0)
+    return found
+
+
 def environment(
     cpu_kv_cache_gib: int = 1, *, ranks: int = 1, cores: Sequence[int] = ()
 ) -> dict[str, str]:
@@ -69,10 +87,22 @@ def environment(
         # By default plain vLLM, a speculating one and one with a KV connector bind to different
         # numbers of cores, which changes speed and can change bf16 sums: bind all alike.
         cores = cores or sorted(os.sched_getaffinity(0))
-        values["VLLM_CPU_OMP_THREADS_BIND"] = bound(cores, ranks)
+        values[_BIND] = bound(cores, ranks)
         library = Path(sys.prefix) / "lib" / "libiomp5.so"
         if library.exists():
             values["LD_PRELOAD"] = str(library)
+    return values
+
+
+def engine_environment(engine: Any, cores: Sequence[int] = ()) -> dict[str, str]:
+    """The environment of a program that starts vLLM by itself.
+
+    Args: `engine`: that of the manifest; `cores`: those it may use, all by default.
+    """
+    ranks = engine.tensor_parallel
+    values = environment(engine.cpu_kv_cache_gib, ranks=ranks, cores=cores)
+    if cpu_build() and ranks == 1:
+        values |= in_program.settings(cores or sorted(os.sched_getaffinity(0)))
     return values
 
 
@@ -100,8 +130,8 @@ def run_program(
     # down (for a thread that its libraries left running) has lost nothing by then.
     if not value:
         raise StageFailed(
-            f"{module} ended with code {done.returncode} before it had a result; see the log of "
-            "the stage"
+            f"{how_it_ended(module, done.returncode)}; it had no result yet; see the log of the "
+            "stage"
         )
     return value
 

@@ -194,8 +194,10 @@ class Writer:
 def main() -> None:
     # The engine's own thread goes first: what it waits for a core, the GPU waits.
     os.nice(_YIELDS)
+    given = json.loads(sys.argv[1])
+    os.sched_setaffinity(0, given["cores"])
     torch.set_num_threads(1)
-    writer = Writer(json.loads(sys.argv[1]))
+    writer = Writer(given)
     code = 0
     try:
         writer.run()

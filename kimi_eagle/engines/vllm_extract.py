@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle.engines import in_program
 from kimi_eagle.engines.gathering import Gathering, gather
 from kimi_eagle.engines.launch import main
-from kimi_eagle.engines.vllm_options import common_options
+from kimi_eagle.engines.vllm_options import common_options, start_engine
 from kimi_eagle.job import StageFailed
 
 # What the engine has before it at any time, in tokens: enough to fill its next batches whatever
@@ -24,7 +25,7 @@ def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     gathering = gather(job, Path(job["shards"]))
     llm = start(job)
     feed(llm, gathering, max(QUEUE_TOKENS, 4 * job["engine"]["max_batched_tokens"]))
-    gathering.wait()
+    settle(llm, gathering)
     return gathering.document()
 
 
@@ -33,19 +34,15 @@ def start(job: Mapping[str, Any], **more: Any) -> Any:
 
     Args: `more`: keyword arguments of it besides.
     """
-    from vllm import LLM
-
-    return LLM(
-        **common_options(job),
-        **({} if job["block_tokens"] is None else {"block_size": job["block_tokens"]}),
-        speculative_config={
+    options = {
+        "speculative_config": {
             "method": "extract_hidden_states",
             "num_speculative_tokens": 1,
             "draft_model_config": {
                 "hf_config": {"eagle_aux_hidden_state_layer_ids": job["contract"]["layers"]}
             },
         },
-        kv_transfer_config={
+        "kv_transfer_config": {
             "kv_connector": "StatesConnector",
             "kv_connector_module_path": "kimi_eagle.engines.connector",
             "kv_role": "kv_producer",
@@ -56,8 +53,10 @@ def start(job: Mapping[str, Any], **more: Any) -> Any:
                 "ring_bytes": job["engine"]["buffer_mib"] << 20,
             },
         },
-        **more,
-    )
+    }
+    if job["block_tokens"] is not None:
+        options["block_size"] = job["block_tokens"]
+    return start_engine({**common_options(job), **options, **more})
 
 
 def feed(llm: Any, gathering: Gathering, most: int) -> None:
@@ -106,6 +105,14 @@ def feed(llm: Any, gathering: Gathering, most: int) -> None:
     except Exception as error:
         gathering.look()  # the writer may have said why
         raise StageFailed(f"the engine ended: {error}; see the log of the stage") from error
+
+
+def settle(llm: Any, gathering: Gathering) -> None:
+    """Wait for every row. The last ones leave the engine in steps after those that answer.
+
+    Raises: StageFailed.
+    """
+    gathering.wait(llm.llm_engine.step if in_program.inside() else None)
 
 
 @contextmanager

@@ -16,7 +16,12 @@ from typing import Any
 
 from kimi_eagle.engines.asking import Answer, single_streams
 from kimi_eagle.engines.launch import main
-from kimi_eagle.engines.vllm_options import attention_options, common_options, draft_options
+from kimi_eagle.engines.vllm_options import (
+    attention_options,
+    common_options,
+    draft_options,
+    start_engine,
+)
 from kimi_eagle.job import EventWriter
 
 
@@ -31,7 +36,7 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     Returns: `runs`, see `single_streams`, and `batched`: the same in batches, or None.
     """
     import torch
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     options = {**common_options(job), **attention_options(job)}
     if job["draft"] is not None:
@@ -42,7 +47,7 @@ def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     # tokens, dealt out to `max_num_seqs` requests: one longer than a request may be has no blocks.
     most = job["batch"] * job["max_model_len"]
     options["max_num_batched_tokens"] = min(options["max_num_batched_tokens"], most)
-    llm = LLM(**options, max_num_seqs=job["batch"], disable_log_stats=False)
+    llm = start_engine({**options, "max_num_seqs": job["batch"], "disable_log_stats": False})
     while job["after"] is not None and not Path(job["after"]).exists():
         time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""What vLLM is started with, alike for extraction and for serving."""
+"""What vLLM is started with, and starting it, alike for extraction and for serving."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle.engines import in_program
 from kimi_eagle.job import StageFailed
+
+
+def start_engine(options: Mapping[str, Any]) -> Any:
+    """A `vllm.LLM`."""
+    if in_program.inside():
+        in_program.make_ready()
+    from vllm import LLM
+
+    return LLM(**options)
 
 
 def common_options(job: Mapping[str, Any]) -> dict[str, Any]:

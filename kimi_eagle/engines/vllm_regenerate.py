@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kimi_eagle.engines.launch import main
-from kimi_eagle.engines.vllm_options import common_options
+from kimi_eagle.engines.vllm_options import common_options, start_engine
 from kimi_eagle.job import EventWriter, StageFailed
 from kimi_eagle.rows.answers import LENGTH, STOP, Answer, Answers, AnswerWriter, Prompt, seed_of
 from kimi_eagle.rows.dialogue import Asking, Dialogue, ask_all
@@ -22,8 +22,6 @@ from kimi_eagle.rows.tokenizer import load_tokenizer
 
 
 def regenerate(job: Mapping[str, Any]) -> dict[str, Any]:
-    from vllm import LLM
-
     asking = Asking(Renderer(load_tokenizer(Path(job["model"]))), **job["asking"])
     documents = json.loads(Path(job["questions"]).read_text("utf-8"))
     dialogues = [Dialogue(Questions.read(document), asking, record=False) for document in documents]
@@ -42,7 +40,7 @@ def regenerate(job: Mapping[str, Any]) -> dict[str, Any]:
             events.progress(done, total, "turns")
 
     writer = AnswerWriter(new, job["save_every"], announce)
-    llm = LLM(**common_options(job))
+    llm = start_engine(common_options(job))
     try:
         asked = ask_all(
             dialogues,

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kimi_eagle.engines.launch import cores_of_engine
 from kimi_eagle.states.contract import LayerContract
 
 # Of each process: one core looks rows through and digests them, while another writes.
@@ -47,7 +48,7 @@ class Writers:
         ring = os.memfd_create("states-ring")
         os.ftruncate(ring, ring_bytes)
         self.memory = mmap.mmap(ring, ring_bytes)
-        cores = len(os.sched_getaffinity(0))
+        cores = len(cores_of_engine())
         count = processes or max(1, min(_MOST_PROCESSES, cores // 2))
         threads = max(1, min(_THREADS, cores // 2))
         self._writers = [
@@ -114,6 +115,7 @@ class WriterProcess:
             "ring": ring,
             "socket": theirs.fileno(),
             "threads": threads,
+            "cores": sorted(cores_of_engine()),
         }
         # Its threads are few and copy bytes; it must not wait for an engine's OpenMP library.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kimi_eagle.artifacts.files import write_json
-from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program
+from kimi_eagle.engines.launch import (
+    cpu_build,
+    engine_environment,
+    environment,
+    has_gpu,
+    run_program,
+)
 from kimi_eagle.job import EVENTS, StageFailed
 from kimi_eagle.rows.conversations import Rejected
 from kimi_eagle.rows.prompts import BadPrompt, read_prompts
@@ -139,9 +145,7 @@ def _draft_heads(context: Context) -> int:
 
 def _decode(context: Context, job: dict[str, Any], label: str) -> dict[str, Any]:
     engine = context.params.engine
-    env = environment()
-    if engine.kind == "vllm":
-        env = environment(engine.cpu_kv_cache_gib, ranks=engine.tensor_parallel)
+    env = engine_environment(engine) if engine.kind == "vllm" else environment()
     return run_program(
         f"kimi_eagle.engines.{engine.kind}_generate",
         {**job, "label": label},

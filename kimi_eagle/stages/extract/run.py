@@ -10,7 +10,7 @@ import numpy as np
 
 from kimi_eagle.artifacts.files import write_json, write_text
 from kimi_eagle.engines.extraction import extraction_job
-from kimi_eagle.engines.launch import cpu_build, environment, run_program
+from kimi_eagle.engines.launch import cpu_build, engine_environment, environment, run_program
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.identity import row_key
 from kimi_eagle.job import EVENTS, StageFailed
@@ -126,6 +126,6 @@ def _extract(
                 else "a GPU, but vLLM here is the CPU build: install kimi-eagle[gpu]"
             )
         )
-    engine = params.engine
-    env = environment(engine.cpu_kv_cache_gib, ranks=engine.tensor_parallel)
-    return run_program("kimi_eagle.engines.vllm_extract", job, folder, env)
+    return run_program(
+        "kimi_eagle.engines.vllm_extract", job, folder, engine_environment(params.engine)
+    )

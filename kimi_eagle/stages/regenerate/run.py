@@ -16,7 +16,7 @@ import numpy as np
 
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.engines.endpoint import Endpoint
-from kimi_eagle.engines.launch import cpu_build, environment, has_gpu, run_program, share_of
+from kimi_eagle.engines.launch import cpu_build, engine_environment, has_gpu, run_program, share_of
 from kimi_eagle.identity import digest_bytes, digest_document
 from kimi_eagle.job import EVENTS, StageFailed
 from kimi_eagle.rows.answers import Answers, AnswerWriter, answers_folder, set_digest
@@ -229,7 +229,7 @@ def _environments(shares: int, engine: Any, per_gpu: int, cpu: bool) -> Iterator
     cores = sorted(os.sched_getaffinity(0))
     for share in range(shares):
         own = share_of(cores, share, shares)
-        env = environment(engine.cpu_kv_cache_gib, ranks=engine.tensor_parallel, cores=own)
+        env = engine_environment(engine, own)
         if not cpu and shares > 1:
             if len(listed) < needed:
                 raise StageFailed(
