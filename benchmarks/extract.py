@@ -37,7 +37,7 @@ from common import Figures, parser
 from engine_trace import per_step
 from serving import answers, free_port
 
-from kimi_eagle.engines.extraction import extraction_job
+from kimi_eagle.engines.extraction import CONNECTOR, WORKER, extraction_job
 from kimi_eagle.engines.launch import engine_environment, environment, has_gpu
 from kimi_eagle.engines.todo import Todo
 from kimi_eagle.stages.engine import ExtractEngine
@@ -65,6 +65,9 @@ def main() -> None:
     options.add_argument(
         "--speculators", action="store_true", help="and through speculators' generate-offline-data"
     )
+    options.add_argument(
+        "--by", choices=[WORKER, CONNECTOR], help="who hands states over, as the stage by default"
+    )
     options.add_argument("--profile", action="store_true", help="trace a last turn")
     options.add_argument("--side", help=argparse.SUPPRESS)
     options.add_argument("--job", type=Path, help=argparse.SUPPRESS)
@@ -72,6 +75,8 @@ def main() -> None:
     if given.side is not None:
         _side(given.side, json.loads(given.job.read_text("utf-8")))
         return
+    if given.by == CONNECTOR and not has_gpu():
+        raise SystemExit("--by connector is measured on a GPU")
     with tempfile.TemporaryDirectory(prefix="extract-") as folder:
         _compare(given, Path(folder))
 
@@ -108,6 +113,7 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
         "length": given.length,
         "batched": given.batched,
         "eager": not given.compiled,
+        "by": job["by"],
         "repeat": given.repeat,
         "pairs": [round(pair, 4) for pair in pairs],
         "turns": {side: [round(rate) for rate in found] for side, found in rates.items()},
@@ -164,7 +170,7 @@ def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any
     )
     traces = str(folder / "traces") if given.profile else None
     more = {"name": given.model.resolve().name, "files": str(folder / "files"), "traces": traces}
-    return {**job, **more}
+    return {**job, **more, "by": given.by or job["by"]}
 
 
 class Side:
@@ -267,13 +273,13 @@ class Ours:
 
     def turn(self, number: int) -> list[float]:
         from kimi_eagle.engines.gathering import gather
-        from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed, settle
+        from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed
 
         gathering = gather(self.job, Path(self.job["shards"]), f"turn-{number}")
         started = time.perf_counter()
-        feed(self.llm, gathering, QUEUE_TOKENS)
+        feed(self.llm, gathering, QUEUE_TOKENS, self.job["by"])
         fed = time.perf_counter()
-        settle(self.llm, gathering)
+        gathering.wait()
         ended = time.perf_counter()
         shutil.rmtree(Path(self.job["shards"]) / f"turn-{number}")
         return [ended - started, ended - fed]

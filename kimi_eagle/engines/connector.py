@@ -28,6 +28,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as example
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
+from kimi_eagle.engines.pinned import tensor_over
 from kimi_eagle.engines.ring import Ring, aligned
 from kimi_eagle.engines.writer_process import Writers
 from kimi_eagle.states.contract import BF16, LayerContract
@@ -139,14 +140,7 @@ class StatesConnector(example.ExampleHiddenStatesConnector):  # type: ignore[mis
         self._writers = Writers(
             self._spool, self._contract, self._shard_bytes, self._ring_bytes, self._processes
         )
-        self._memory = torch.frombuffer(self._writers.memory, dtype=torch.uint8)
-        if cuda:
-            # Pages that are there already are pinned in a third of the time, this included.
-            self._memory.zero_()
-            address, size = self._memory.data_ptr(), self._memory.numel()
-            code = torch.cuda.cudart().cudaHostRegister(address, size, 0)
-            if int(code) != 0:
-                raise RuntimeError(f"the ring cannot be pinned: cudaHostRegister gave {code}")
+        self._memory = tensor_over(self._writers.memory, pinned=cuda)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, None]:
         if self._writers is None:

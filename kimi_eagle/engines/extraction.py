@@ -11,6 +11,10 @@ from kimi_eagle.engines.todo import Todo
 from kimi_eagle.states.contract import LayerContract
 from kimi_eagle.verifiers.folder import VerifierFolder
 
+WORKER, CONNECTOR = "worker", "connector"
+"""Who hands states over in vLLM: its worker, as they come out of a forward pass (`capture`), or a
+connector, out of a cache when a request has ended (`connector`), as in a server."""
+
 
 def extraction_job(
     verifier: VerifierFolder,
@@ -39,6 +43,8 @@ def extraction_job(
         "max_model_len": max(todo.tokens(row) for row in range(len(todo))) + 2,
         "multimodal": verifier.facts.model_type == "kimi_k25",
         "cpu": not has_gpu(),
+        # Who hands states over in vLLM. The worker has not been measured on a GPU yet.
+        "by": CONNECTOR if has_gpu() else WORKER,
         # What a CPU backend can do with blocks is its own to know.
         "block_tokens": block_tokens(
             verifier.facts, contract.engine_bytes_per_token, params.engine.tensor_parallel

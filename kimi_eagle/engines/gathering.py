@@ -54,7 +54,7 @@ class Gathering:
         self._places: dict[str, tuple[str, Listed]] = {}
         self._min_agreement = min_agreement
         self._refusals = refusals
-        self._inside = inside
+        self.inside = inside
         self.announce: Callable[[str], None] = lambda name: events.emit("shard", name=name)
         """Is given the name of each shard that is whole and proven."""
         self._proof: Future[None] | None = None
@@ -86,7 +86,7 @@ class Gathering:
     def asks(self, row: int) -> dict[str, Any]:
         """What the connector must be told with a row (`kv_transfer_params`)."""
         # One string: vLLM copies what it is given deeply, for each request.
-        return {"states": f"{self.todo.keys[row]} {self.todo.ids_digest(row)} {self._inside}"}
+        return {"states": f"{self.todo.keys[row]} {self.todo.ids_digest(row)} {self.inside}"}
 
     def ranked(self, row: int, tokens: Sequence[int]) -> None:
         """What the engine ranks first after each position of one of the first rows."""
@@ -127,16 +127,12 @@ class Gathering:
             values = {"tokens/s": round(rate, 1)} if self._tokens else {}
             self.events.progress(self._tokens, self.todo.all_tokens, "tokens", **values)
 
-    def wait(self, step: Callable[[], object] | None = None) -> None:
+    def wait(self) -> None:
         """Until every row has come and every shard is closed.
-
-        Args: `step`: lets the engine go on, where it does not by itself.
 
         Raises: StageFailed: also when nothing comes any more.
         """
         while not self.whole:
-            if step is not None:
-                step()
             self.look()
             if time.monotonic() - self._last > PATIENCE_SECONDS:
                 come = self.digests.keys() | self._refusals.rows.keys()

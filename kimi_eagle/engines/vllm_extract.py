@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kimi_eagle.engines import in_program
+from kimi_eagle.engines.extraction import CONNECTOR, WORKER
 from kimi_eagle.engines.gathering import Gathering, gather
 from kimi_eagle.engines.launch import main
 from kimi_eagle.engines.vllm_options import common_options, start_engine
@@ -24,8 +24,9 @@ _LOOK_SECONDS = 0.1
 def extract(job: Mapping[str, Any]) -> dict[str, Any]:
     gathering = gather(job, Path(job["shards"]))
     llm = start(job)
-    feed(llm, gathering, max(QUEUE_TOKENS, 4 * job["engine"]["max_batched_tokens"]))
-    settle(llm, gathering)
+    most = max(QUEUE_TOKENS, 4 * job["engine"]["max_batched_tokens"])
+    feed(llm, gathering, most, job["by"])
+    gathering.wait()
     return gathering.document()
 
 
@@ -34,6 +35,11 @@ def start(job: Mapping[str, Any], **more: Any) -> Any:
 
     Args: `more`: keyword arguments of it besides.
     """
+    way = _connecting if job["by"] == CONNECTOR else _capturing
+    return start_engine({**common_options(job), **way(job), **more})
+
+
+def _connecting(job: Mapping[str, Any]) -> dict[str, Any]:
     options = {
         "speculative_config": {
             "method": "extract_hidden_states",
@@ -56,10 +62,29 @@ def start(job: Mapping[str, Any], **more: Any) -> Any:
     }
     if job["block_tokens"] is not None:
         options["block_size"] = job["block_tokens"]
-    return start_engine({**common_options(job), **options, **more})
+    return options
 
 
-def feed(llm: Any, gathering: Gathering, most: int) -> None:
+def _capturing(job: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "worker_cls": "kimi_eagle.engines.capturing_worker.CapturingWorker",
+        "additional_config": {
+            "capture": {
+                "rows": job["rows"],
+                "contract": job["contract"],
+                "spool": job["shards"],
+                "shard_bytes": job["shard_bytes"],
+                "ring_bytes": job["engine"]["buffer_mib"] << 20,
+            }
+        },
+    }
+    if not job["engine"]["enforce_eager"]:
+        # A pass that is one graph calls no Python, and hands nothing over.
+        options["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
+    return options
+
+
+def feed(llm: Any, gathering: Gathering, most: int, by: str) -> None:
     """Run every row through the engine, with at most about `most` tokens in its queue.
 
     Raises: StageFailed.
@@ -79,13 +104,15 @@ def feed(llm: Any, gathering: Gathering, most: int) -> None:
                 detokenize=False,
                 # The engine's own choice at every position of the first rows, to prove by.
                 prompt_logprobs=1 if sent < gathering.probing else None,
-                extra_args={"kv_transfer_params": gathering.asks(sent)},
+                extra_args=None if by == WORKER else {"kv_transfer_params": gathering.asks(sent)},
                 skip_clone=True,  # it is this request's alone
             )
             engine.add_request(str(sent), {"prompt_token_ids": todo.ids(sent).tolist()}, sampling)
             outstanding += todo.tokens(sent)
             sent += 1
 
+    if by == WORKER:
+        llm.collective_rpc("capture_into", args=(gathering.inside,))
     with _paused(llm):
         fill()
     try:
@@ -100,19 +127,13 @@ def feed(llm: Any, gathering: Gathering, most: int) -> None:
             if time.monotonic() - looked >= _LOOK_SECONDS:
                 gathering.look()
                 looked = time.monotonic()
+        if by == WORKER:
+            llm.collective_rpc("flush_captured")
     except StageFailed:
         raise
     except Exception as error:
         gathering.look()  # the writer may have said why
         raise StageFailed(f"the engine ended: {error}; see the log of the stage") from error
-
-
-def settle(llm: Any, gathering: Gathering) -> None:
-    """Wait for every row. The last ones leave the engine in steps after those that answer.
-
-    Raises: StageFailed.
-    """
-    gathering.wait(llm.llm_engine.step if in_program.inside() else None)
 
 
 @contextmanager
