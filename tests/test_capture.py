@@ -66,9 +66,8 @@ class Engine:
         both = torch.cat(found)
         # Padding, and a buffer that the engine uses again.
         token_ids = torch.cat([torch.tensor(ids, dtype=torch.int32), torch.zeros(7).int()])
-        layers = [both[:, layer].clone() for layer in range(4)]
         names = [name for name, _, _ in parts]
-        self.capture.take(layers, Batch(names, starts, done, token_ids))
+        self.capture.take(both, Batch(names, starts, done, token_ids))
         token_ids.zero_()
 
     def into(self, folder: str) -> None:
@@ -135,17 +134,15 @@ def test_tokens_that_were_never_seen_are_an_error(engine: Engine) -> None:
 
 
 def test_what_an_engine_runs_to_warm_up_is_nobodys(engine: Engine) -> None:
-    drawn = [torch.zeros(4, 16).bfloat16() for _ in range(4)]
-    engine.capture.take(drawn, None)
     warming = Batch(["_warmup_prefill_"], [0, 4], [0], torch.zeros(4, dtype=torch.int32))
-    engine.capture.take(drawn, warming)
+    engine.capture.take(torch.zeros(4, 4, 16).bfloat16(), warming)
     engine.run(("2", 0, 3))
     engine.agrees([2])
 
 
 def test_other_token_ids_are_refused(engine: Engine) -> None:
-    layers = [torch.ones(3, 16).bfloat16() for _ in range(4)]
-    engine.capture.take(layers, Batch(["2"], [0, 3], [0], torch.tensor([1, 2, 3]).int()))
+    drawn = torch.ones(3, 4, 16).bfloat16()
+    engine.capture.take(drawn, Batch(["2"], [0, 3], [0], torch.tensor([1, 2, 3]).int()))
     (said,) = engine.said(1)
     assert said["refused"] == engine.todo.keys[2]
 

@@ -99,16 +99,11 @@ class Capture:
         """Rows go to a folder of the spool from now on."""
         self._folder = folder
 
-    def take(self, layers: Sequence[Any], batch: Batch | None) -> None:
-        """Args:
-            layers: [tokens, hidden] of each layer of the contract, in its order.
-            batch: None in a pass that only finds out what it takes.
+    def take(self, states: Any, batch: Batch) -> None:
+        """Args: `states`: bfloat16 [tokens, layers, hidden], of the contract's layers.
 
         Raises: RuntimeError: the ring will never have room for a row, or a writer has ended.
         """
-        states = torch.stack(tuple(layers), dim=1)
-        if batch is None:
-            return
         # Read by the caller's stream, and its memory is the engine's own, used again next time.
         token_ids = batch.token_ids[: len(states)].clone()
         for group in self._groups(self._whole(states, token_ids, batch)):

@@ -1,7 +1,8 @@
 """vLLM's worker whose verifier hands over the outputs of the layers that are asked for.
 
-    LLM(..., worker_cls="kimi_eagle.engines.capturing_worker.CapturingWorker",
-        additional_config={"capture": {...}})  # see `capture.Capture`
+    llm = LLM(..., worker_cls="kimi_eagle.engines.capturing_worker.CapturingWorker",
+              additional_config={"capture_layers": [2, 15, 27, 30]})
+    llm.collective_rpc("capture", args=(settings,))  # see `capture.Capture`
 
 The engine serves as ever and knows nothing of it. vLLM's own way, its speculative method
 `extract_hidden_states`, keeps states in a cache of its own and has no place in its newer model
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
@@ -30,19 +32,21 @@ class CapturingWorker(Worker):  # type: ignore[misc]
 
     def load_model(self, **given: Any) -> None:
         super().load_model(**given)
-        settings = self.vllm_config.additional_config["capture"]
         model = self.model_runner.get_model()
         if not supports_eagle3(model):
             raise RuntimeError(f"{type(model).__name__} does not give the outputs of its layers")
         # Before vLLM finds out how much memory a pass takes.
-        model.set_aux_hidden_state_layers(tuple(settings["contract"]["layers"]))
+        layers = self.vllm_config.additional_config["capture_layers"]
+        model.set_aux_hidden_state_layers(tuple(layers))
         model.register_forward_hook(self._ran)
-        if get_tp_group().rank_in_group:
-            return  # all ranks have the same states
-        self._capture = Capture(settings, self.device)
         if hasattr(self.model_runner, "prepare_inputs"):
             self._prepare_inputs = self.model_runner.prepare_inputs
             self.model_runner.prepare_inputs = self._prepare
+
+    def capture(self, settings: dict[str, Any]) -> None:
+        """Called by the client: hand over what is run from now on."""
+        if get_tp_group().rank_in_group == 0:  # all ranks have the same states
+            self._capture = Capture(settings, self.device)
 
     def capture_into(self, folder: str) -> None:
         """Called by the client: rows go to a folder of the spool from now on."""
@@ -88,6 +92,8 @@ class CapturingWorker(Worker):  # type: ignore[misc]
     def _ran(self, _model: Any, _given: Any, output: Any) -> Any:
         """[tokens, hidden] after the last norm, as the engine expects it, without the others."""
         hidden, layers = output
-        if self._capture is not None:
-            self._capture.take(layers, self._batch())
+        states = torch.stack(tuple(layers), dim=1)
+        batch = self._batch()
+        if self._capture is not None and batch is not None:
+            self._capture.take(states, batch)
         return hidden

@@ -35,8 +35,13 @@ def start(job: Mapping[str, Any], **more: Any) -> Any:
 
     Args: `more`: keyword arguments of it besides.
     """
-    way = _connecting if job["by"] == CONNECTOR else _capturing
-    return start_engine({**common_options(job), **way(job), **more})
+    if job["by"] == CONNECTOR:
+        return start_engine({**common_options(job), **_connecting(job), **more})
+    llm = start_engine({**common_options(job), **_capturing(job), **more})
+    settings = {name: job[name] for name in ("rows", "contract", "shard_bytes")}
+    ring = job["engine"]["buffer_mib"] << 20
+    llm.collective_rpc("capture", args=({**settings, "spool": job["shards"], "ring_bytes": ring},))
+    return llm
 
 
 def _connecting(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,15 +73,7 @@ def _connecting(job: Mapping[str, Any]) -> dict[str, Any]:
 def _capturing(job: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
         "worker_cls": "kimi_eagle.engines.capturing_worker.CapturingWorker",
-        "additional_config": {
-            "capture": {
-                "rows": job["rows"],
-                "contract": job["contract"],
-                "spool": job["shards"],
-                "shard_bytes": job["shard_bytes"],
-                "ring_bytes": job["engine"]["buffer_mib"] << 20,
-            }
-        },
+        "additional_config": {"capture_layers": job["contract"]["layers"]},
     }
     if not job["engine"]["enforce_eager"]:
         # A pass that is one graph calls no Python, and hands nothing over.
