@@ -27,6 +27,7 @@ else:
 
 
 class CapturingWorker(Worker):  # type: ignore[misc]
+    _hands_over = False
     _capture: Capture | None = None
     _prepared: Batch | None = None
 
@@ -39,13 +40,14 @@ class CapturingWorker(Worker):  # type: ignore[misc]
         layers = self.vllm_config.additional_config["capture_layers"]
         model.set_aux_hidden_state_layers(tuple(layers))
         model.register_forward_hook(self._ran)
+        self._hands_over = get_tp_group().rank_in_group == 0  # all ranks have the same states
         if hasattr(self.model_runner, "prepare_inputs"):
             self._prepare_inputs = self.model_runner.prepare_inputs
             self.model_runner.prepare_inputs = self._prepare
 
     def capture(self, settings: dict[str, Any]) -> None:
         """Called by the client: hand over what is run from now on."""
-        if get_tp_group().rank_in_group == 0:  # all ranks have the same states
+        if self._hands_over:
             self._capture = Capture(settings, self.device)
 
     def capture_into(self, folder: str) -> None:
@@ -92,8 +94,9 @@ class CapturingWorker(Worker):  # type: ignore[misc]
     def _ran(self, _model: Any, _given: Any, output: Any) -> Any:
         """[tokens, hidden] after the last norm, as the engine expects it, without the others."""
         hidden, layers = output
-        states = torch.stack(tuple(layers), dim=1)
-        batch = self._batch()
-        if self._capture is not None and batch is not None:
-            self._capture.take(states, batch)
+        if self._hands_over:
+            # Also where nobody takes them yet: that is when vLLM finds out what a pass takes.
+            states, batch = torch.stack(tuple(layers), dim=1), self._batch()
+            if self._capture is not None and batch is not None:
+                self._capture.take(states, batch)
         return hidden
