@@ -90,7 +90,8 @@ class Figures:
         ratio = value / baseline if value is not None and baseline else None
         figure = {
             "name": name,
-            "value": _rounded(value),
+            # Bytes are counted, not measured.
+            "value": value if unit == "bytes" else _rounded(value),
             "unit": unit,
             "baseline": _rounded(baseline),
             "ratio": _rounded(ratio),
