@@ -12,6 +12,10 @@ INSTALLED := $(VENV)/.installed-$(EXTRA)
 # Tests in two processes (`make PYTEST_PROCESSES=0 check`: in one); see tests/conftest.py.
 PYTEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(PYTEST_PROCESSES)
+# Those that drive engines and clusters wait a good deal for what these do.
+SLOW_PROCESSES ?= 4
+# Tests start a thousand programs: each would compile this package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo check test screenshots bench smollm2 smollm2-data smollm2-gpu smollm2-large kimi-shape demo-verifier schema clean
 
@@ -46,7 +50,7 @@ check: install
 # All of it: also the tests that drive real engines.
 test: check
 	@.ci/browser $(BIN)
-	$(PYTEST) -m slow
+	$(BIN)/pytest -n $(SLOW_PROCESSES) -m slow
 
 # The pictures of the docs, taken of the page as it is.
 screenshots: install

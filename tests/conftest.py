@@ -54,24 +54,28 @@ CORES = sorted(os.sched_getaffinity(0))
 """All that the tests were given, in however many processes they run."""
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Each process has cores of its own: engines bind a thread to every core that they are allowed.
+    # Each process has its share of the cores, one at least: engines bind a thread to every core that
+    # they are allowed, and threads of one engine that get in each other's way wait for each other.
     _own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     _cores = CORES[_own :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
-    os.sched_setaffinity(0, _cores or CORES)
+    os.sched_setaffinity(0, _cores or [CORES[_own % len(CORES)]])
 
 # Started in the background, this process ignores interrupts, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The longest first, so that nothing long is left to one process at the end.
+# The longest first, so that nothing long is left to one process at the end; after them what waits
+# for the demo.
 LONGEST = (
     "test_demo",
     "test_faults",
-    "test_demo_elsewhere",
+    "test_ray",
     "test_resume",
     "test_reproduce",
     "test_regenerate_engines",
-    "test_ray",
+    "test_demo_elsewhere",
 )
+# Their tests are long and share nothing that is costly within a process.
+APART = ("test_faults", "test_demo_elsewhere")
 # A training by two processes runs once for those that compare theirs with it.
 TOGETHER = {"test_slurm": "test_ray"}
 
@@ -79,7 +83,7 @@ TOGETHER = {"test_slurm": "test_ray"}
 def group_of(nodeid: str) -> str:
     """Tests that share costly fixtures, and so a process: those of a file."""
     stem = Path(nodeid.partition("::")[0]).stem
-    return TOGETHER.get(stem, stem)
+    return nodeid if stem in APART and "[" in nodeid else TOGETHER.get(stem, stem)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -90,7 +94,11 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: at for at, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+    def place(item: pytest.Item) -> int:
+        return order.get(group_of(item.nodeid.partition("[")[0]), len(order))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -398,6 +406,9 @@ class DemoRuns:
         manifest = yaml.safe_load((MANIFESTS / "first-run.yaml").read_text("utf-8"))
         manifest["verifier"]["path"] = str(DEMO / "verifier")
         manifest["stages"]["rows"]["sources"][0]["path"] = str(DEMO / "first10.jsonl")
+        for stage in ("states", "score"):
+            # Little to clear: it takes a second of each start to clear a GiB.
+            manifest["stages"][stage]["engine"] = {"kind": "vllm", "cpu_kv_cache_gib": 0.125}
         manifest["stages"]["score"]["prompts"] = {"path": str(DEMO / "prompts.jsonl"), "limit": 2}
         self.small.parent.mkdir(parents=True, exist_ok=True)
         self.small.write_text(yaml.safe_dump(manifest), "utf-8")

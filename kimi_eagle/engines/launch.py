@@ -66,9 +66,7 @@ def cores_of_engine() -> set[int]:
     return found
 
 
-def environment(
-    cpu_kv_cache_gib: int = 1, *, ranks: int = 1, cores: Sequence[int] = ()
-) -> dict[str, str]:
+def environment(*, ranks: int = 1, cores: Sequence[int] = ()) -> dict[str, str]:
     """The environment of an engine's process.
 
     Args: `ranks`: its tensor parallel ranks; `cores`: those it may use, all by default.
@@ -83,7 +81,8 @@ def environment(
         VLLM_USE_FLASHINFER_SAMPLER="0",
     )
     if cpu_build():
-        values["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_kv_cache_gib)
+        # It would come before what an engine is told.
+        values.pop("VLLM_CPU_KVCACHE_SPACE", None)
         # By default plain vLLM, a speculating one and one with a KV connector bind to different
         # numbers of cores, which changes speed and can change bf16 sums: bind all alike.
         cores = cores or sorted(os.sched_getaffinity(0))
@@ -100,7 +99,10 @@ def engine_environment(engine: Any, cores: Sequence[int] = ()) -> dict[str, str]
     Args: `engine`: that of the manifest; `cores`: those it may use, all by default.
     """
     ranks = engine.tensor_parallel
-    values = environment(engine.cpu_kv_cache_gib, ranks=ranks, cores=cores)
+    values = environment(ranks=ranks, cores=cores)
+    if cpu_build() and engine.enforce_eager:
+        # vLLM compiles what counts log probabilities all the same: two seconds of a core.
+        values["TORCH_COMPILE_DISABLE"] = "1"
     if cpu_build() and ranks == 1:
         values |= in_program.settings(cores or sorted(os.sched_getaffinity(0)))
     return values

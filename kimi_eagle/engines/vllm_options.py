@@ -38,7 +38,9 @@ def common_options(job: Mapping[str, Any]) -> dict[str, Any]:
         # would differ from that of a run without the cache.
         "enable_prefix_caching": False,
     }
-    if not job["cpu"]:
+    if job["cpu"]:
+        options["kv_cache_memory_bytes"] = int(engine["cpu_kv_cache_gib"] * 2**30)
+    else:
         sharing = job.get("sharing", 1)
         options["gpu_memory_utilization"] = engine["gpu_memory_utilization"] / sharing
         if sharing > 1:

@@ -18,7 +18,7 @@ class VllmEngine(Model):
     max_batched_tokens: Annotated[int, Field(ge=16), OUTSIDE_KEY] = 8192
     """Tokens in one forward pass of the engine."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), OUTSIDE_KEY] = 0.9
-    cpu_kv_cache_gib: Annotated[int, Field(ge=1), OUTSIDE_KEY] = 1
+    cpu_kv_cache_gib: Annotated[float, Field(gt=0), OUTSIDE_KEY] = 1.0
     """KV cache of the CPU build, in GiB."""
     buffer_mib: Annotated[int, Field(ge=16), OUTSIDE_KEY] = 1024
     """Memory between the engine and the writer of hidden states, in MiB; it must hold the longest
