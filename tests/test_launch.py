@@ -14,6 +14,7 @@ from kimi_eagle.engines.launch import (
     engine_environment,
     run_program,
 )
+from kimi_eagle.engines.vllm_options import common_options
 from kimi_eagle.job import StageFailed
 from kimi_eagle.stages.engine import VllmEngine
 
@@ -77,6 +78,28 @@ def test_an_engine_of_one_rank_runs_inside_its_program_on_a_cpu() -> None:
     assert alone["OMP_NUM_THREADS"] == "2"
     assert alone["KMP_AFFINITY"].endswith("proclist=[4,6]")
     assert apart not in engine_environment(VllmEngine(kind="vllm", tensor_parallel=2), [4, 6])
+
+
+def test_an_eager_engine_compiles_nothing_on_a_cpu() -> None:
+    if not cpu_build():
+        pytest.skip("vLLM here is not the CPU build")
+    off = "TORCH_COMPILE_DISABLE"
+    assert engine_environment(VllmEngine(kind="vllm"))[off] == "1"
+    assert off not in engine_environment(VllmEngine(kind="vllm", enforce_eager=False))
+
+
+@pytest.mark.parametrize("gib", [1.0, 0.125])
+def test_the_cache_of_an_engine_on_a_cpu_is_as_large_as_the_manifest_says(
+    gib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of vLLM's own; it would come before what an engine is told.
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    engine = VllmEngine(kind="vllm", cpu_kv_cache_gib=gib)
+    job = {"model": "", "max_model_len": 8, "multimodal": False, "cpu": True}
+    options = common_options({**job, "engine": engine.model_dump(mode="json")})
+    assert options["kv_cache_memory_bytes"] == gib * 2**30
+    if cpu_build():
+        assert "VLLM_CPU_KVCACHE_SPACE" not in engine_environment(engine)
 
 
 WAITING = """\

@@ -6,6 +6,7 @@ layer convention (`engines.probe`); no shard is announced before they have.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from kimi_eagle.states.stored_row import Lost, states_of
 PATIENCE_SECONDS = 120.0
 # Progress is told no more often than this.
 _TELL_SECONDS = 0.5
+_YIELDS = 10
 
 
 class Gathering:
@@ -176,7 +178,8 @@ class Gathering:
         if self._proof is None:
             known = [(self._places.get(key), said) for key, said in self._to_probe.items()]
             if all(place is not None and said is not None for place, said in known):
-                pool = ThreadPoolExecutor(1)
+                # Nor in the way of the engine's own threads: it takes all cores for a moment.
+                pool = ThreadPoolExecutor(1, initializer=os.nice, initargs=(_YIELDS,))
                 self._proof = pool.submit(self._compute_proof, known)
                 pool.shutdown(wait=False)
         elif self._proof.done():
