@@ -1,4 +1,5 @@
-"""Write the pages and schemas that are made from the code: `python docs/generate.py`.
+"""Write the pages and schemas that are made from the code, and the `schema.sql` that is made from
+the migrations: `python docs/generate.py`.
 
 A test holds the committed files equal to what this makes.
 """
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kimi_eagle.cli import build_parser
@@ -18,6 +20,8 @@ from kimi_eagle.manifest.described import subclasses
 from kimi_eagle.manifest.matrix import MATRIX
 from kimi_eagle.manifest.model import json_schema
 from kimi_eagle.outputs.catalog import OUTPUTS, file_of, schema_of
+from kimi_eagle.registry.engine import migrate
+from kimi_eagle.registry.schema import Database
 from kimi_eagle.stages.catalog import KINDS
 from kimi_eagle.stages.contract import EXTERNAL_PATH, OUTSIDE_KEY, Model, Reference
 
@@ -56,7 +60,19 @@ def pages() -> dict[str, str]:
             f"schemas/{file_of(command)}": json.dumps(schema_of(command), indent=2) + "\n"
             for command in OUTPUTS
         },
+        "../migrations/schema.sql": registry(),
     }
+
+
+def registry() -> str:
+    """The SQL of a database that the migrations have made."""
+    with TemporaryDirectory() as folder:
+        database = Database(Path(folder) / "registry.sqlite")
+        migrate(database)
+        with database.read() as connection:
+            _begin, *statements, _commit = connection.iterdump()
+        database.close()
+    return "\n".join(["-- Made by `make schema` from the migrations.", *statements, ""])
 
 
 # The command line

@@ -54,8 +54,8 @@ CORES = sorted(os.sched_getaffinity(0))
 """All that the tests were given, in however many processes they run."""
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Each process has its share of the cores, one at least: engines bind a thread to every core that
-    # they are allowed, and threads of one engine that get in each other's way wait for each other.
+    # Each process has its share of the cores, one at least: engines bind a thread to every core
+    # that they are allowed, and an engine's threads wait for each other.
     _own = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     _cores = CORES[_own :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
     os.sched_setaffinity(0, _cores or [CORES[_own % len(CORES)]])

@@ -18,13 +18,16 @@ from sqlalchemy import create_engine, inspect
 
 from kimi_eagle.identity import digest_document
 from kimi_eagle.records import ArtifactRecord, ShardRecord
-from kimi_eagle.registry.engine import engine_of
+from kimi_eagle.registry.engine import engine_of, migrate
 from kimi_eagle.registry.schema import (
     FILE,
     REVISION,
+    Database,
     RegistryError,
     file_system,
     journal_mode,
+    known_revision,
+    open_database,
     scripts,
 )
 from kimi_eagle.registry.store import AmbiguousDigest, Registry, UnknownDigest
@@ -289,6 +292,28 @@ def test_the_migrations_make_the_tables_that_the_code_means(
     with engine_of(registry.database).connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
+
+
+def test_a_new_registry_is_what_the_migrations_make(tmp_path: Path) -> None:
+    """It is made without them."""
+    migrated = Database(tmp_path / "migrated.sqlite")
+    migrate(migrated)
+    made = open_database(tmp_path / "root")
+    for question in ("select type, name, sql from sqlite_master", "select * from alembic_version"):
+        assert set(map(tuple, made.ask(question))) == set(map(tuple, migrated.ask(question)))
+
+
+def test_several_processes_make_one_registry(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from kimi_eagle.registry.schema import open_database\n"
+        "open_database(Path(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    processes = [subprocess.Popen(command) for _ in range(6)]
+    assert [process.wait(60) for process in processes] == [0] * 6
+    assert known_revision(tmp_path / FILE) == REVISION
 
 
 def test_every_constraint_has_a_name(registry: Registry, tmp_path: Path) -> None:

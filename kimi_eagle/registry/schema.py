@@ -179,12 +179,36 @@ def open_database(root: Path, *, create: bool = True) -> Database:
             ) from None
     found = known_revision(path) if path.exists() else None
     database = Database(path, read_only_way(path) if not create else None)
+    if found is None:
+        _make(database)
+        found = known_revision(path)
     if found != REVISION:
-        # Imported late: only a new or an old database needs it.
+        # Imported late: only an old database needs it.
         from kimi_eagle.registry.engine import migrate
 
         migrate(database)
     return database
+
+
+def _make(database: Database) -> None:
+    """Give an empty database what the migrations would, without loading what runs them."""
+    statements = made_statements()
+    with database.write() as connection:
+        if connection.execute("select 1 from sqlite_master").fetchone():
+            return  # another process was first
+        for statement in statements:
+            connection.execute(statement)
+
+
+def made_statements() -> list[str]:
+    """The statements of `migrations/schema.sql`."""
+    found, text = [], ""
+    for line in (scripts() / "schema.sql").read_text("utf-8").splitlines(keepends=True):
+        text += line
+        if sqlite3.complete_statement(text):
+            found.append(text.strip())
+            text = ""
+    return found
 
 
 @contextmanager
