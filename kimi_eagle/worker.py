@@ -10,6 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from kimi_eagle import garbage
 from kimi_eagle.job import (
     EVENTS,
     NO_SPACE,
@@ -67,4 +68,5 @@ if __name__ == "__main__":
     # One library of OpenMP threads a process group: engines set their own.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    garbage.look_seldom()
     sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from command import by_name, kimi_eagle
-from conftest import MANIFESTS, DemoRuns
+from conftest import MANIFESTS
 from ray_cluster import at
 
 pytestmark = pytest.mark.slow
@@ -35,19 +35,17 @@ def test_the_whole_way_in_a_cluster_makes_what_it_makes_here(
     }
 
 
-@pytest.mark.parametrize("which", ["demo", "small"])
 def test_a_checkpoint_comes_out_the_same_from_its_record_alone(
-    store: Path, demo_runs: DemoRuns, tmp_path: Path, which: str
+    store: Path, demo: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     """Bitwise, in a fresh root that is given the exported record and the sources: extraction,
     training and all."""
-    (checkpoint,) = demo_runs.stages(which)["draft"]["outputs"].values()
-    sources = {"demo": MANIFESTS, "small": demo_runs.small.parent}[which]
+    (checkpoint,) = demo["draft"]["outputs"].values()
     command = [sys.executable, "-m", "kimi_eagle", "--root", str(store), "record", checkpoint]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     record = tmp_path / "record.json"
     record.write_text(done.stdout, "utf-8")
-    arguments = ("--record", str(record), "--sources", str(sources))
+    arguments = ("--record", str(record), "--sources", str(MANIFESTS))
     found = kimi_eagle(tmp_path / "root", "reproduce", checkpoint, *arguments)
     assert found["status"] == "identical", found
     assert {stage["status"] for stage in found["stages"]} == {"identical"}

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from kimi_eagle import garbage
 from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.engines import in_program
 from kimi_eagle.engines.alive import EngineDied, how_it_ended, watched
@@ -140,6 +141,7 @@ def run_program(
 
 def main(program: Any) -> int:
     """Entry of an engine program: run `program(job)`, write what it returns, or why it failed."""
+    garbage.look_seldom()
     given, result = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(given.read_text("utf-8"))
     try:

@@ -92,9 +92,9 @@ def feed(llm: Any, gathering: Gathering, most: int, by: str) -> None:
     sent = outstanding = 0
     looked = time.monotonic()
 
-    def fill() -> None:
+    def fill(upto: int) -> None:
         nonlocal sent, outstanding
-        while sent < len(todo) and outstanding < most:
+        while sent < len(todo) and outstanding < upto:
             sampling = SamplingParams(
                 temperature=0.0,
                 max_tokens=1,
@@ -111,7 +111,8 @@ def feed(llm: Any, gathering: Gathering, most: int, by: str) -> None:
     if by == WORKER:
         llm.collective_rpc("capture_into", args=(gathering.inside,))
     with _paused(llm):
-        fill()
+        fill(most // 2)  # two batches at least; the next are there before these have been run
+    fill(most)
     try:
         while outstanding:
             for output in engine.step():
@@ -120,7 +121,7 @@ def feed(llm: Any, gathering: Gathering, most: int, by: str) -> None:
                     outstanding -= todo.tokens(row)
                     if row < gathering.probing:
                         gathering.ranked(row, _first_ranked(output))
-            fill()
+            fill(most)
             if time.monotonic() - looked >= _LOOK_SECONDS:
                 gathering.look()
                 looked = time.monotonic()

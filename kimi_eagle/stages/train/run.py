@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kimi_eagle.artifacts.files import write_json
+from kimi_eagle import garbage
 from kimi_eagle.draft import snapshot as snapshots
 from kimi_eagle.draft.batches import Loader, PackedBatch, Source, item_of
 from kimi_eagle.draft.checkpoint import BadCheckpoint, write_checkpoint
@@ -51,6 +52,7 @@ def run(context: Context) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """One of several processes: `torchrun -m kimi_eagle.stages.train.run JOB.json`."""
+    garbage.look_seldom()
     end_with(os.getppid())  # torchrun starts it in a session of its own, where nothing else ends it
     job = Path(arguments[0])
     read = Job.read(job)
