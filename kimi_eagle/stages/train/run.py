@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from kimi_eagle.artifacts.files import write_json
 from kimi_eagle import garbage
+from kimi_eagle.artifacts.files import write_json
 from kimi_eagle.draft import snapshot as snapshots
 from kimi_eagle.draft.batches import Loader, PackedBatch, Source, item_of
 from kimi_eagle.draft.checkpoint import BadCheckpoint, write_checkpoint
