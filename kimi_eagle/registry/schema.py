@@ -192,7 +192,7 @@ def open_database(root: Path, *, create: bool = True) -> Database:
 
 def _make(database: Database) -> None:
     """Give an empty database what the migrations would, without loading what runs them."""
-    statements = made_statements()
+    statements = _statements()
     with database.write() as connection:
         if connection.execute("select 1 from sqlite_master").fetchone():
             return  # another process was first
@@ -200,7 +200,7 @@ def _make(database: Database) -> None:
             connection.execute(statement)
 
 
-def made_statements() -> list[str]:
+def _statements() -> list[str]:
     """The statements of `migrations/schema.sql`."""
     found, text = [], ""
     for line in (scripts() / "schema.sql").read_text("utf-8").splitlines(keepends=True):
