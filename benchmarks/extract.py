@@ -1,7 +1,7 @@
 """Tokens a second of extraction, beside plain prefill of the same prompts in the same engine.
 
     python benchmarks/extract.py [--model FOLDER] [--prompts 2000] [--length 1000] [--repeat 5]
-                                 [--example] [--speculators] [--profile] [--record]
+                                 [--starts 1] [--example] [--speculators] [--profile] [--record]
 
 Three engines with the same settings, each in a process of its own, take turns on the same random
 prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extract` stage runs it
@@ -9,9 +9,10 @@ prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extrac
 left the page cache), and with `--example` vLLM's own ExampleHiddenStatesConnector, a file a
 request, until every file is there. `--speculators` adds that connector behind vLLM's server and
 asked by speculators' own `generate-offline-data`, as its own log times it. On a CPU all are bound
-to the same cores; the example connector does not run there. With `--profile` a last turn of the
-first two is traced by torch's profiler, which slows it: `profiled_step` says where a step's time
-went.
+to the same cores; the example connector does not run there, and an engine can be a third faster
+than the next one like it for as long as it lives: `--starts` says how often all are started anew.
+With `--profile` a last turn of the first two is traced by torch's profiler, which slows it:
+`profiled_step` says where a step's time went.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def main() -> None:
     options.add_argument("--batched", type=int, default=8192, help="tokens in one forward pass")
     options.add_argument("--compiled", action="store_true", help="without enforce_eager")
     options.add_argument("--repeat", type=int, default=5, metavar="N")
+    options.add_argument("--starts", type=int, default=1, help="of all engines, `--repeat` each")
     options.add_argument("--example", action="store_true", help="vLLM's example connector too")
     options.add_argument(
         "--speculators", action="store_true", help="and through speculators' generate-offline-data"
@@ -85,24 +87,26 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
     sides = ["plain", "ours", *(side for side in OTHERS if getattr(given, side))]
     job = _job(given, folder, min(0.9 / len(sides), 0.3))
     (folder / "job.json").write_text(json.dumps(job), "utf-8")
-    running = {}
-    for side in sides:
-        # One after the other: vLLM takes what others allocate meanwhile for its own, and would give
-        # its cache less.
-        running[side] = Side(side, folder, given.profile)
-        running[side].wait()
     tokens = given.prompts * given.length
     rates: dict[str, list[float]] = {side: [] for side in sides}
     tails: list[float] = []
-    for turn in range(given.repeat + 1):
-        for name in sides if turn % 2 else reversed(sides):
-            seconds, *after = running[name].take_turn()
-            if turn:  # the first is for warming up
-                rates[name].append(tokens / seconds)
-                tails += after
-    steps = {side: running[side].traced() for side in sides[:2] if given.profile}
-    for side in running.values():
-        side.end()
+    steps: dict[str, dict[str, float]] = {}
+    for _ in range(given.starts):
+        running = {}
+        for side in sides:
+            # One after the other: vLLM takes what others allocate meanwhile for its own, and would
+            # give its cache less.
+            running[side] = Side(side, folder, given.profile)
+            running[side].wait()
+        for turn in range(given.repeat + 1):
+            for name in sides if turn % 2 else reversed(sides):
+                seconds, *after = running[name].take_turn()
+                if turn:  # the first is for warming up
+                    rates[name].append(tokens / seconds)
+                    tails += after
+        steps = {side: running[side].traced() for side in sides[:2] if given.profile}
+        for one in running.values():
+            one.end()
     figures = Figures(given)
     plain = statistics.median(rates["plain"])
     # Turns are close together: what slows the machine slows both.
@@ -115,6 +119,7 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
         "eager": not given.compiled,
         "by": job["by"],
         "repeat": given.repeat,
+        "starts": given.starts,
         "pairs": [round(pair, 4) for pair in pairs],
         "turns": {side: [round(rate) for rate in found] for side, found in rates.items()},
     }
