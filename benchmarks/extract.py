@@ -4,7 +4,7 @@
                                  [--starts 1] [--example] [--speculators] [--profile] [--record]
 
 Three engines with the same settings, each in a process of its own, take turns on the same random
-prompts: vLLM alone (one token a prompt), vLLM with our connector as the `extract` stage runs it
+prompts: vLLM alone (one token a prompt), vLLM handing states over as in the `extract` stage
 (until every row is checked, digested and in a closed shard, and proven; not until the shards have
 left the page cache), and with `--example` vLLM's own ExampleHiddenStatesConnector, a file a
 request, until every file is there. `--speculators` adds that connector behind vLLM's server and

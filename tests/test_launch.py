@@ -18,6 +18,8 @@ from kimi_eagle.engines.vllm_options import common_options
 from kimi_eagle.job import StageFailed
 from kimi_eagle.stages.engine import VllmEngine
 
+needs_cpu_build = pytest.mark.skipif(not cpu_build(), reason="vLLM here is not the CPU build")
+
 PROGRAM = """\
 import os
 from kimi_eagle.engines.launch import main
@@ -68,11 +70,10 @@ def test_an_engine_that_is_bound_to_no_cores_has_those_of_its_process(
     assert cores_of_engine() == os.sched_getaffinity(0)
 
 
+@needs_cpu_build
 def test_an_engine_of_one_rank_runs_inside_its_program_on_a_cpu() -> None:
     """Each process of an engine imports vLLM anew. Ranks must be processes."""
     apart = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    if not cpu_build():
-        pytest.skip("vLLM here is not the CPU build")
     alone = engine_environment(VllmEngine(kind="vllm"), [4, 6])
     assert alone[apart] == "0"
     assert alone["OMP_NUM_THREADS"] == "2"
@@ -80,9 +81,8 @@ def test_an_engine_of_one_rank_runs_inside_its_program_on_a_cpu() -> None:
     assert apart not in engine_environment(VllmEngine(kind="vllm", tensor_parallel=2), [4, 6])
 
 
+@needs_cpu_build
 def test_an_eager_engine_compiles_nothing_on_a_cpu() -> None:
-    if not cpu_build():
-        pytest.skip("vLLM here is not the CPU build")
     off = "TORCH_COMPILE_DISABLE"
     assert engine_environment(VllmEngine(kind="vllm"))[off] == "1"
     assert off not in engine_environment(VllmEngine(kind="vllm", enforce_eager=False))
