@@ -428,9 +428,10 @@ def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> DemoRuns:
     return runs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def store(demo_runs: DemoRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root of this process alone, with the demo's runs."""
+    """A root with the demo's runs, of one file alone: what `latest` is there does not depend on
+    which files' tests the process had before."""
     return shutil.copytree(demo_runs.root, tmp_path_factory.mktemp("store") / "runs", symlinks=True)
 
 
