@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -61,7 +62,7 @@ class _Group:
 
     rows: list[tuple[str, str, str, int, int, int]]
     """As `Writers.hand_over` takes them."""
-    held: tuple[_Piece, ...] = ()
+    held: tuple[_Piece, ...]
     """What must live until the copy is done."""
     event: Any = None
 
@@ -86,7 +87,8 @@ class Capture:
         self._token_bytes = self._contract.engine_bytes_per_token
         self._folder = ""
         self._begun: dict[int, list[_Piece]] = {}
-        self._copying: deque[_Group] = deque()
+        self._copying: deque[Future[None]] = deque()
+        self._hander = ThreadPoolExecutor(1, thread_name_prefix="hands-states-over")
         self._ring = Ring(settings["ring_bytes"])
         self._writers = Writers(
             settings["spool"], self._contract, settings["shard_bytes"], self._ring.size
@@ -113,11 +115,10 @@ class Capture:
     def flush(self) -> None:
         """Hand over what has been taken."""
         while self._copying:
-            if self._copying[0].event is not None:
-                self._copying[0].event.synchronize()
-            self._look()
+            self._copying.popleft().result()
 
     def end(self) -> None:
+        self._hander.shutdown()
         self._writers.end()
 
     def _whole(self, states: Any, token_ids: Any, batch: Batch) -> Iterator[_Whole]:
@@ -184,9 +185,15 @@ class Capture:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(ready)
                 _lay_out(pieces, *targets)
-                copied.event = torch.cuda.Event()
+                copied.event = torch.cuda.Event(blocking=True)  # its thread sleeps till then
                 copied.event.record(self._stream)
-        self._copying.append(copied)
+        self._copying.append(self._hander.submit(self._hand_over, copied))
+
+    def _hand_over(self, group: _Group) -> None:
+        """By a thread of its own."""
+        if group.event is not None:
+            group.event.synchronize()
+        self._writers.hand_over(group.rows)
 
     def _room(self, tokens: int) -> int:
         """Where the ring has room for a group; waits for it."""
@@ -202,9 +209,9 @@ class Capture:
         return at
 
     def _look(self) -> None:
-        """Hand over what has been copied; give back what writers have let go of."""
-        while self._copying and (self._copying[0].event is None or self._copying[0].event.query()):
-            self._writers.hand_over(self._copying.popleft().rows)
+        """Give back what writers have let go of."""
+        while self._copying and self._copying[0].done():
+            self._copying.popleft().result()
         for _ in range(self._writers.let_go()):
             self._ring.give_back()
 

@@ -38,9 +38,8 @@ def start(job: Mapping[str, Any], **more: Any) -> Any:
     if job["by"] == CONNECTOR:
         return start_engine({**common_options(job), **_connecting(job), **more})
     llm = start_engine({**common_options(job), **_capturing(job), **more})
-    settings = {name: job[name] for name in ("rows", "contract", "shard_bytes")}
-    ring = job["engine"]["buffer_mib"] << 20
-    llm.collective_rpc("capture", args=({**settings, "spool": job["shards"], "ring_bytes": ring},))
+    settings = {name: job[name] for name in ("rows", "contract", "shard_bytes", "ring_bytes")}
+    llm.collective_rpc("capture", args=({**settings, "spool": job["shards"]},))
     return llm
 
 
@@ -61,7 +60,7 @@ def _connecting(job: Mapping[str, Any]) -> dict[str, Any]:
                 "spool": job["shards"],
                 "dtype": job["contract"]["dtype"],
                 "shard_bytes": job["shard_bytes"],
-                "ring_bytes": job["engine"]["buffer_mib"] << 20,
+                "ring_bytes": job["ring_bytes"],
             },
         },
     }

@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from kimi_eagle.engines.launch import cores_of_engine
 from kimi_eagle.states.contract import LayerContract
@@ -33,7 +34,7 @@ class _HandedOver:
 
 
 class Writers:
-    """Several writers of one ring, as one."""
+    """Several writers of one ring, as one; one thread may hand over while another looks."""
 
     def __init__(
         self,
@@ -56,37 +57,41 @@ class Writers:
             for _ in range(count)
         ]
         os.close(ring)
+        self._lock = Lock()
         self._all: deque[_HandedOver] = deque()
         self._of_each: list[deque[_HandedOver]] = [deque() for _ in self._writers]
 
     def hand_over(self, rows: Sequence[tuple[str, str, str, int, int, int]]) -> None:
         """The rows of one region of the ring, see `WriterProcess.hand_over`."""
-        in_hand = [sum(group.left for group in groups) for groups in self._of_each]
-        # The first of those that are idle: an engine that one can follow has one shard at a time.
-        chosen = in_hand.index(min(in_hand))
-        self._writers[chosen].hand_over(rows)
-        group = _HandedOver(len(rows))
-        self._all.append(group)
-        self._of_each[chosen].append(group)
+        with self._lock:
+            in_hand = [sum(group.left for group in groups) for groups in self._of_each]
+            # The first of those that are idle: an engine that one can follow has one shard at a
+            # time.
+            chosen = in_hand.index(min(in_hand))
+            self._writers[chosen].hand_over(rows)
+            group = _HandedOver(len(rows))
+            self._all.append(group)
+            self._of_each[chosen].append(group)
 
     def let_go(self) -> int:
         """How many regions may be given back, oldest first, since it was last asked.
 
         Raises: RuntimeError: a writer has ended.
         """
-        for writer, groups in zip(self._writers, self._of_each, strict=True):
-            count = writer.done()
-            while count:
-                now = min(count, groups[0].left)
-                groups[0].left -= now
-                count -= now
-                if not groups[0].left:
-                    groups.popleft()
-        regions = 0
-        while self._all and not self._all[0].left:
-            self._all.popleft()
-            regions += 1
-        return regions
+        with self._lock:
+            for writer, groups in zip(self._writers, self._of_each, strict=True):
+                count = writer.done()
+                while count:
+                    now = min(count, groups[0].left)
+                    groups[0].left -= now
+                    count -= now
+                    if not groups[0].left:
+                        groups.popleft()
+            regions = 0
+            while self._all and not self._all[0].left:
+                self._all.popleft()
+                regions += 1
+            return regions
 
     def end(self) -> None:
         for writer in self._writers:

@@ -20,9 +20,10 @@ class VllmEngine(Model):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), OUTSIDE_KEY] = 0.9
     cpu_kv_cache_gib: Annotated[float, Field(gt=0), OUTSIDE_KEY] = 1.0
     """KV cache of the CPU build, in GiB."""
-    buffer_mib: Annotated[int, Field(ge=16), OUTSIDE_KEY] = 1024
-    """Memory between the engine and the writer of hidden states, in MiB; it must hold the longest
-    row. When it is full the engine waits for the disk."""
+    buffer_mib: Annotated[Annotated[int, Field(ge=16)] | None, OUTSIDE_KEY] = None
+    """Memory between the engine and the writers of hidden states, in MiB; it must hold the longest
+    row. When it is full the engine waits for the disk. By default 1024, or what six forward passes
+    or two of the longest rows take where that is more."""
     enforce_eager: Annotated[bool, OUTSIDE_KEY] = True
     """Start without compiling: faster to start, slower to run."""
 
