@@ -1,18 +1,19 @@
 """Tokens a second of extraction, beside plain prefill of the same prompts in the same engine.
 
     python benchmarks/extract.py [--model FOLDER] [--prompts 2000] [--length 1000] [--repeat 5]
-                                 [--starts 1] [--example] [--speculators] [--profile] [--record]
+                                 [--starts 1] [--by worker connector] [--buffer MIB] [--example]
+                                 [--speculators] [--profile] [--record]
 
-Three engines with the same settings, each in a process of its own, take turns on the same random
+Engines with the same settings, each in a process of its own, take turns on the same random
 prompts: vLLM alone (one token a prompt), vLLM handing states over as in the `extract` stage
 (until every row is checked, digested and in a closed shard, and proven; not until the shards have
-left the page cache), and with `--example` vLLM's own ExampleHiddenStatesConnector, a file a
-request, until every file is there. `--speculators` adds that connector behind vLLM's server and
-asked by speculators' own `generate-offline-data`, as its own log times it. On a CPU all are bound
-to the same cores; the example connector does not run there, and an engine can be a third faster
-than the next one like it for as long as it lives: `--starts` says how often all are started anew.
-With `--profile` a last turn of the first two is traced by torch's profiler, which slows it:
-`profiled_step` says where a step's time went.
+left the page cache), in one way or in both, and with `--example` vLLM's own
+ExampleHiddenStatesConnector, a file a request, until every file is there. `--speculators` adds that
+connector behind vLLM's server and asked by speculators' own `generate-offline-data`, as its own log
+times it. On a CPU all are bound to the same cores; the example connector does not run there, and an
+engine can be a third faster than the next one like it for as long as it lives: `--starts` says how
+often all are started anew. With `--profile` a last turn of plain and ours is traced by torch's
+profiler, which slows it: `profiled_step` says where a step's time went.
 """
 
 from __future__ import annotations
@@ -68,8 +69,12 @@ def main() -> None:
         "--speculators", action="store_true", help="and through speculators' generate-offline-data"
     )
     options.add_argument(
-        "--by", choices=[WORKER, CONNECTOR], help="who hands states over, as the stage by default"
+        "--by",
+        choices=[WORKER, CONNECTOR],
+        nargs="+",
+        help="who hands states over, as the stage by default",
     )
+    options.add_argument("--buffer", type=int, metavar="MIB", help="between engine and writers")
     options.add_argument("--profile", action="store_true", help="trace a last turn")
     options.add_argument("--side", help=argparse.SUPPRESS)
     options.add_argument("--job", type=Path, help=argparse.SUPPRESS)
@@ -77,19 +82,22 @@ def main() -> None:
     if given.side is not None:
         _side(given.side, json.loads(given.job.read_text("utf-8")))
         return
-    if given.by == CONNECTOR and not has_gpu():
+    if CONNECTOR in (given.by or []) and not has_gpu():
         raise SystemExit("--by connector is measured on a GPU")
     with tempfile.TemporaryDirectory(prefix="extract-") as folder:
         _compare(given, Path(folder))
 
 
 def _compare(given: argparse.Namespace, folder: Path) -> None:
-    sides = ["plain", "ours", *(side for side in OTHERS if getattr(given, side))]
-    job = _job(given, folder, min(0.9 / len(sides), 0.3))
+    others = [side for side in OTHERS if getattr(given, side)]
+    count = 1 + len(given.by or ["ours"]) + len(others)
+    job = _job(given, folder, min(0.9 / count, 0.3))
     (folder / "job.json").write_text(json.dumps(job), "utf-8")
+    ours = given.by or [job["by"]]
+    sides = ["plain", *ours, *others]
     tokens = given.prompts * given.length
     rates: dict[str, list[float]] = {side: [] for side in sides}
-    tails: list[float] = []
+    tails: dict[str, list[float]] = {side: [] for side in sides}
     steps: dict[str, dict[str, float]] = {}
     for _ in range(given.starts):
         running = {}
@@ -103,39 +111,36 @@ def _compare(given: argparse.Namespace, folder: Path) -> None:
                 seconds, *after = running[name].take_turn()
                 if turn:  # the first is for warming up
                     rates[name].append(tokens / seconds)
-                    tails += after
-        steps = {side: running[side].traced() for side in sides[:2] if given.profile}
+                    tails[name] += after
+        steps = {side: running[side].traced() for side in ["plain", *ours] if given.profile}
         for one in running.values():
             one.end()
     figures = Figures(given)
     plain = statistics.median(rates["plain"])
-    # Turns are close together: what slows the machine slows both.
-    pairs = [ours / theirs for ours, theirs in zip(rates["ours"], rates["plain"], strict=True)]
     more = {
         "model": job["name"],
         "prompts": given.prompts,
         "length": given.length,
         "batched": given.batched,
         "eager": not given.compiled,
-        "by": job["by"],
+        **({"buffer_mib": given.buffer} if given.buffer else {}),
         "repeat": given.repeat,
         "starts": given.starts,
-        "pairs": [round(pair, 4) for pair in pairs],
         "turns": {side: [round(rate) for rate in found] for side, found in rates.items()},
     }
-    ours = statistics.median(rates["ours"])
-    figures.emit("extract_tokens", ours, "tokens/s", plain, **more)
-    figures.emit("extract_vs_prefill", statistics.median(pairs), "ratio", **more)
-    figures.emit("extract_after_the_engine", statistics.median(tails), "s", **more)
-    if steps:
-        took = {f"{side}_ms": found for side, found in steps.items()}
-        figures.emit(
-            "profiled_step", steps["ours"]["step"], "ms", steps["plain"]["step"], **more, **took
-        )
-    for side in OTHERS:
-        if side in rates:
-            theirs = statistics.median(rates[side])
-            figures.emit(OTHERS[side], theirs, "tokens/s", plain, **more)
+    for by in ours:
+        # Turns are close together: what slows the machine slows both.
+        pairs = [mine / theirs for mine, theirs in zip(rates[by], rates["plain"], strict=True)]
+        mine = {**more, "by": by, "pairs": [round(pair, 4) for pair in pairs]}
+        figures.emit("extract_tokens", statistics.median(rates[by]), "tokens/s", plain, **mine)
+        figures.emit("extract_vs_prefill", statistics.median(pairs), "ratio", **mine)
+        figures.emit("extract_after_the_engine", statistics.median(tails[by]), "s", **mine)
+        if steps:
+            took = {f"{side}_ms": steps[side] for side in ("plain", by)}
+            found, theirs = steps[by]["step"], steps["plain"]["step"]
+            figures.emit("profiled_step", found, "ms", theirs, **mine, **took)
+    for side in others:
+        figures.emit(OTHERS[side], statistics.median(rates[side]), "tokens/s", plain, **more)
 
 
 def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any]:
@@ -160,6 +165,7 @@ def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any
                 "max_batched_tokens": given.batched,
                 "enforce_eager": not given.compiled,
                 "gpu_memory_utilization": round(share, 2),
+                "buffer_mib": given.buffer,
             },
         }
     )
@@ -175,7 +181,7 @@ def _job(given: argparse.Namespace, folder: Path, share: float) -> dict[str, Any
     )
     traces = str(folder / "traces") if given.profile else None
     more = {"name": given.model.resolve().name, "files": str(folder / "files"), "traces": traces}
-    return {**job, **more, "by": given.by or job["by"]}
+    return {**job, **more}
 
 
 class Side:
@@ -225,8 +231,8 @@ class Side:
 
 
 def _side(side: str, job: Mapping[str, Any]) -> None:
-    turns = {"plain": Plain, "ours": Ours, "example": Example, "speculators": Speculators}
-    runs = turns[side](job)
+    turns = {"plain": Plain, "example": Example, "speculators": Speculators}
+    runs = turns[side](job) if side in turns else Ours({**job, "by": side})
     print("answer ready", flush=True)
     for turn, asked in enumerate(sys.stdin):
         if asked.strip() == "trace":
@@ -273,20 +279,21 @@ class Ours:
     def __init__(self, job: Mapping[str, Any]):
         from kimi_eagle.engines.vllm_extract import start
 
-        self.job = job
-        self.llm = start(job, **_traced(job, "ours"))
+        self.folder = Path(job["shards"]) / job["by"]
+        self.job = {**job, "shards": str(self.folder)}
+        self.llm = start(self.job, **_traced(job, job["by"]))
 
     def turn(self, number: int) -> list[float]:
         from kimi_eagle.engines.gathering import gather
         from kimi_eagle.engines.vllm_extract import QUEUE_TOKENS, feed
 
-        gathering = gather(self.job, Path(self.job["shards"]), f"turn-{number}")
+        gathering = gather(self.job, self.folder, f"turn-{number}")
         started = time.perf_counter()
         feed(self.llm, gathering, QUEUE_TOKENS, self.job["by"])
         fed = time.perf_counter()
         gathering.wait()
         ended = time.perf_counter()
-        shutil.rmtree(Path(self.job["shards"]) / f"turn-{number}")
+        shutil.rmtree(self.folder / f"turn-{number}")
         return [ended - started, ended - fed]
 
 

@@ -27,6 +27,8 @@ from kimi_eagle.states.contract import LayerContract
 
 # Rows of one message to a writer: it must fit into a socket's buffer.
 _GROUP = 256
+# So that all writers have some of a pass, the last of a run too.
+_GROUP_BYTES = 16 << 20
 # Groups that the ring has room for: while some are written by a writer each, others are copied.
 _GROUPS = 16
 _LOOK_SECONDS = 0.0005
@@ -148,9 +150,10 @@ class Capture:
     def _groups(self, rows: Iterable[_Whole]) -> Iterator[list[_Whole]]:
         group: list[_Whole] = []
         tokens = 0
+        most = min(_GROUP_BYTES, self._ring.size // _GROUPS)
         for row in rows:
             more = self._todo.tokens(row.row)
-            much = self._size(tokens + more) > self._ring.size // _GROUPS
+            much = self._size(tokens + more) > most
             if group and (len(group) == _GROUP or much):
                 yield group
                 group, tokens = [], 0

@@ -27,6 +27,7 @@ from kimi_eagle.states.stored_row import Lost, states_of
 PATIENCE_SECONDS = 120.0
 # Progress is told no more often than this.
 _TELL_SECONDS = 0.5
+_WAIT_SECONDS = 0.002
 _YIELDS = 10
 
 
@@ -129,6 +130,10 @@ class Gathering:
             values = {"tokens/s": round(rate, 1)} if self._tokens else {}
             self.events.progress(self._tokens, self.todo.all_tokens, "tokens", **values)
 
+    def close(self) -> None:
+        """Every row is with a writer: a shard is closed when its writer has no more in hand."""
+        self._spool.ask_to_close()
+
     def wait(self) -> None:
         """Until every row has come and every shard is closed.
 
@@ -143,14 +148,14 @@ class Gathering:
                     f"{len(missing)} of {len(self.todo)} rows were never written, among them "
                     f"{missing[0][:12]}; see the log of the stage"
                 )
-            time.sleep(0.01)
+            time.sleep(_WAIT_SECONDS)
         self._refusals.require(len(self.digests))
-        self._spool.ask_to_close()
+        self.close()
         until = time.monotonic() + PATIENCE_SECONDS
         while {name for name, _ in self._places.values()} - self._announced:
             if time.monotonic() > until:
                 raise StageFailed("the writer of hidden states did not close its shards")
-            time.sleep(0.01)
+            time.sleep(_WAIT_SECONDS)
             self.look()
 
     def _take(self, line: Mapping[str, Any]) -> None:

@@ -86,8 +86,9 @@ class Writer:
                     break
                 for row in json.loads(message):
                     self._take(*row)
+            was_busy = self._busy()
             self._advance()
-            if not ready and not self._busy():
+            if not self._busy() and (was_busy or not ready):
                 self._close_asked()
 
     def _busy(self) -> bool:

@@ -126,6 +126,7 @@ def feed(llm: Any, gathering: Gathering, most: int, by: str) -> None:
                 looked = time.monotonic()
         if by == WORKER:
             llm.collective_rpc("flush_captured")
+            gathering.close()
     except StageFailed:
         raise
     except Exception as error:

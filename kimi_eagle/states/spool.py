@@ -73,6 +73,7 @@ class Spool:
             yield from lines
 
     def ask_to_close(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)  # no row may have come yet
         (self.folder / CLOSE).touch()
 
     def prove(self) -> None:
